@@ -32,6 +32,7 @@ import export.placements.place as placing
 from compress.quantize.calibration import observe_activations
 from compress.quantize.ranges import minmax
 from export.candidates.engine_option import EngineOption
+from export.capture import graph_forms
 from laconic.errors import RuntimeFailure
 from laconic.models.checkpoint import Checkpoint, load_source
 from laconic.quantization.graph import Graph
@@ -44,7 +45,7 @@ ALL = "all passes"
 LENGTH = 128
 PASSES: dict[str, Callable[[], AbstractContextManager[object]]] = {
     ALL: nullcontext,
-    "attention as two products": lambda: patch.object(capturing, "plain_attention", lambda module: nullcontext()),
+    "attention as two products": lambda: patch.object(graph_forms, "IMPLEMENTATIONS", graph_forms.IMPLEMENTATIONS[1:]),
     "Gemm as MatMul and Add": lambda: patch.object(normalizing, "_split_gemm", ignore),
     "scales folded into weights": lambda: patch.object(normalizing, "fold_scales", ignore),
     "keys transposed in two steps": lambda: patch.object(normalizing, "split_key_transposes", ignore),

@@ -3,7 +3,7 @@
 import platform
 import resource
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,9 +20,9 @@ from export.candidates.engine_option import SENSITIVITY_OPTION, EngineOption, li
 from export.candidates.layer_trials import LayerTrials
 from export.candidates.magnitudes import OVERFLOW_SAMPLES, find_overflow
 from export.candidates.plan_evaluator import PlanEvaluator
-from export.candidates.race import make_race_key, time_candidates, time_chosen
+from export.candidates.race import race, time_chosen
 from export.lineage import Lineage, open_lineage, summarize_fidelity
-from export.passes.subgraphs import count_inner_layers
+from export.passes.rewrite import count_inner_layers
 from export.report.report import render_report
 from export.sources import capture_graph, copy_graph, find_divergence, measure_capture_error
 from export.validation.evidence import GraphDeviation
@@ -35,7 +35,7 @@ from laconic.artifacts.record import Record
 from laconic.artifacts.verdict import Verdict
 from laconic.artifacts.writer import ArtifactParts, PlacedModel, write_artifact_folder
 from laconic.cache import Cache
-from laconic.data.batches import batches as iterate_batches
+from laconic.data.batches import batches
 from laconic.errors import DataError
 from laconic.files import folder_size
 from laconic.hardware import this_machine
@@ -133,7 +133,7 @@ class EngineBuild:
         placed = place_alternatives(candidates, chosen, graph, judge, folder, self.steps) if portable else ()
         alternatives = tuple(placed)
         measured = self.measure(chosen)
-        lines = [format_candidate(each, chosen=each is chosen) for each in candidates]
+        lines = [format_candidate(candidate, chosen=candidate is chosen) for candidate in candidates]
         return ArtifactParts(
             manifest=self.make_manifest(chosen, graph, verdict, alternatives),
             model=chosen.model,
@@ -182,6 +182,7 @@ class EngineBuild:
         were built.
         """
         audit = KernelAudit.of(graph, self.task, ladder)
+        time_all = partial(race, source=self.lineage.source, graph=graph, cache=self.cache, steps=self.steps)
         builder = CandidateBuilder(
             self.lineage.job,
             evaluator,
@@ -193,12 +194,12 @@ class EngineBuild:
         built = builder.build_all(ladder, options)
         seconds = time.perf_counter() - start
         raced = len(built) > 1 or builder.list_float_pairs(ladder, options)
-        candidates = self.race(built, graph) if raced else built
-        if any(each.is_quick for each in candidates) or all(each.is_plain for each in candidates):
+        candidates = time_all(built) if raced else built
+        if any(candidate.is_quick for candidate in candidates) or all(candidate.is_plain for candidate in candidates):
             return candidates, seconds
-        names = {each.name for each in built}
-        plain = [each for each in builder.build_float_graph(ladder, options) if each.name not in names]
-        return (self.race([*built, *plain], graph) if plain else candidates), seconds
+        names = {candidate.name for candidate in built}
+        plain = [candidate for candidate in builder.build_float_graph(ladder, options) if candidate.name not in names]
+        return (time_all([*built, *plain]) if plain else candidates), seconds
 
     def compute_references(self) -> dict[str, Arrays]:
         """Compute the original's outputs for the validation and test samples, by the samples' fingerprint."""
@@ -228,11 +229,8 @@ class EngineBuild:
             )
         if not any(option.compute == "float16" for option in options):
             return options
-        with self.steps.step("find what exceeds FP16") as step:
-            few = self.samples.choose.take(OVERFLOW_SAMPLES, self.recipe.seed)
-            batches = (batch for _, batch in iterate_batches(few, self.task, 1))
-            overflow = find_overflow(graph, batches, self.folder)
-            step.note = f"{len(overflow)} tensors" + (f": {shorten(overflow)}" if overflow else "")
+        few = self.samples.choose.take(OVERFLOW_SAMPLES, self.recipe.seed)
+        overflow = find_overflow(graph, (batch for _, batch in batches(few, self.task, 1)), self.folder, self.steps)
         return [replace(option, overflow=overflow) for option in options]
 
     def plan(
@@ -252,20 +250,7 @@ class EngineBuild:
         context = self.lineage.context(name, stage)
         history = find_intact_records(self.lineage.history)
         saturates = self.recipe.target == "cpu" and this_machine().int8_saturates
-        found = PlanContext(**vars(context), trial=trial, history=history, int8_saturates=saturates)
-        return stage.plan(graph, found)
-
-    def race(self, candidates: list[EngineCandidate], graph: Graph) -> list[EngineCandidate]:
-        """Return the candidates with their speed-ups, timed if their engines are here.
-
-        Timings are cached, so that the same run chooses the same candidate on the same machine.
-        """
-        if any(each.option.reference for each in candidates):
-            return candidates
-        key = make_race_key(candidates, self.lineage.source, graph)
-        time_all = partial(time_candidates, candidates, self.lineage.source, self.steps)
-        speedups = self.cache.json(f"raced-{key}", time_all)
-        return [replace(each, speedup=speedups[each.name]) for each in candidates]
+        return stage.plan(graph, PlanContext(**vars(context), trial=trial, history=history, int8_saturates=saturates))
 
     def record_stage(self, name: str, stage: PlanStage, chosen: EngineCandidate, seconds: float) -> None:
         """Append the quantization stage to the history, with its size, fidelity and duration."""
@@ -295,12 +280,12 @@ class EngineBuild:
         """Time the chosen candidate and the original, and make the content of measured.json; without timings where the
         engine is not on this machine."""
         times = [] if chosen.option.reference else time_chosen(chosen, self.lineage.source, self.steps)
-        own = [time for time in times if time.engine == chosen.option.name]
+        timings = [time for time in times if time.engine == chosen.option.name]
         return Measurements(
             machine=this_machine(),
             timings=tuple(times),
             # From the faster quartile of the runs: throughput is flat around the knee, and other load shifts medians.
-            knee=find_knee({time.batch: time.quartiles[0] for time in own}) if own else DEFAULT_KNEE,
+            knee=find_knee({time.batch: time.quartiles[0] for time in timings}) if timings else DEFAULT_KNEE,
             stages=dict(self.steps.seconds),
             peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             original_size=self.lineage.source.size,
@@ -313,8 +298,8 @@ class EngineBuild:
         self, chosen: EngineCandidate, graph: Graph, verdict: Verdict, alternatives: Sequence[PlacedModel]
     ) -> dict[str, Any]:
         """Make the manifest, JSON-ready, without the digests of the files and the alternatives themselves."""
-        others = [each.placement.verdict for each in alternatives]
-        engines = [make_runtime(each.placement.runtime) for each in alternatives]
+        others = [model.placement.verdict for model in alternatives]
+        engines = [make_runtime(model.placement.runtime) for model in alternatives]
         versions = {"laconic": __version__, "python": platform.python_version()}
         versions |= {chosen.option.package: chosen.option.version}
         versions |= {engine.package: engine.version() for engine in engines}
@@ -330,14 +315,8 @@ class EngineBuild:
             "history": [record.model_dump(mode="json") for record in self.lineage.history],
             "recipe": self.recipe.model_dump(mode="json", exclude={"source", "data"}),
             "verdict": verdict.model_dump(mode="json"),
-            "batching": all(is_batch_independent(each) for each in (verdict, *others) if each),
+            "batching": all(is_batch_independent(judged) for judged in (verdict, *others) if judged),
             "versions": versions,
             "data": self.samples.fingerprints,
             "licence": self.lineage.source.licence,
         }
-
-
-def shorten(names: Collection[str], most: int = 5) -> str:
-    """The first few names in order, and the number of the others."""
-    first = sorted(names)[:most]
-    return ", ".join(first) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -78,10 +78,10 @@ def build(
     steps, cache = steps or Steps(), cache or Cache()
     artifact = Artifact.load(path)
     calibration = read_calibration(artifact)
-    given = {key: value for key, value in (changes or {}).items() if value is not None}
-    if "data" not in given and "goal" not in given:
-        given["goal"] = {"fidelity": 0.0, "worst": 0.0}
-    recipe = Recipe.parse({"source": str(path), "task": artifact.manifest.task, "stages": []} | given)
+    keys = {key: value for key, value in (changes or {}).items() if value is not None}
+    if "data" not in keys and "goal" not in keys:
+        keys["goal"] = {"fidelity": 0.0, "worst": 0.0}
+    recipe = Recipe.parse({"source": str(path), "task": artifact.manifest.task, "stages": []} | keys)
     with steps.step("load the float graph") as step:
         graph = find_graph(artifact, calibration, original, cache, trust=trust)
         step.note = f"{len(graph.layers)} layers"
@@ -196,17 +196,18 @@ def open_job(
 
 
 def check_golden(parts: ArtifactParts, artifact: Artifact) -> ArtifactParts:
-    """The parts of a rebuilt artifact, whose verdicts compare it with the golden outputs of the one it is made from."""
+    """Return the parts of a rebuilt artifact, whose verdicts compare it with the golden outputs of the one it is made
+    from."""
     made = parts.manifest
     verdict = Verdict.model_validate(made["verdict"])
-    found = compare_with_golden(EngineOption.here(made["placement"], made["compute"]), parts.model, artifact)
-    manifest = made | {"verdict": add_parity(verdict, found).model_dump(mode="json")}
+    comparison = compare_with_golden(EngineOption.here(made["placement"], made["compute"]), parts.model, artifact)
+    manifest = made | {"verdict": add_parity(verdict, comparison).model_dump(mode="json")}
     alternatives = []
     for each in parts.alternatives:
         placement = each.placement
-        found = compare_with_golden(EngineOption.here(placement.runtime, placement.compute), each.model, artifact)
+        comparison = compare_with_golden(EngineOption.here(placement.runtime, placement.compute), each.model, artifact)
         if placement.verdict is not None:
-            placement = placement.model_copy(update={"verdict": add_parity(placement.verdict, found)})
+            placement = placement.model_copy(update={"verdict": add_parity(placement.verdict, comparison)})
         alternatives.append(replace(each, placement=placement))
     return replace(parts, manifest=manifest, alternatives=alternatives)
 
@@ -216,8 +217,10 @@ def compare_with_golden(option: EngineOption, model: Path, artifact: Artifact) -
     preferred = artifact.manifest.placements[0]
     task = artifact.task()
     with option.open(model, 1) as session:
-        found = [measure_fidelity(task, outputs, session.run(inputs)) for inputs, outputs in artifact.golden(preferred)]
-    fidelity = np.concatenate(found)
+        values = [
+            measure_fidelity(task, outputs, session.run(inputs)) for inputs, outputs in artifact.golden(preferred)
+        ]
+    fidelity = np.concatenate(values)
     return Comparison(
         subject="rebuilt artifact",
         against="golden outputs of the one it was built from",
@@ -228,20 +231,20 @@ def compare_with_golden(option: EngineOption, model: Path, artifact: Artifact) -
 
 
 def allow_twice(placement: Placement) -> float:
-    """The fidelity that is required of the outputs of another engine to golden outputs: both may be as far from the
-    graph run node by node as the engine that gave them was."""
+    """Compute the fidelity that is required of the outputs of another engine to golden outputs: both may be as far from
+    the graph run node by node as the engine that gave them was."""
     engine = placement.verdict.find_check("engine") if placement.verdict else None
     worst = engine.figures.get("fidelity_worst", 1.0) if engine else 1.0
     return max(min(REBUILT_FIDELITY, 1 - 2 * (1 - worst)), GOLDEN_FLOOR)
 
 
-def add_parity(verdict: Verdict, found: Comparison) -> Verdict:
-    """The verdict with one more comparison."""
-    return verdict.model_copy(update={"parity": (*verdict.parity, found)})
+def add_parity(verdict: Verdict, comparison: Comparison) -> Verdict:
+    """Return the verdict with one more comparison."""
+    return verdict.model_copy(update={"parity": (*verdict.parity, comparison)})
 
 
 def keep_provenance(parts: ArtifactParts, artifact: Artifact) -> ArtifactParts:
-    """The parts of a rebuilt artifact with the source, the stages and their durations of the one that it is made
+    """Return the parts of a rebuilt artifact with the source, the stages and their durations of the one that it is made
     from."""
     made = artifact.manifest
     kept: Mapping[str, Any] = {key: made.recipe[key] for key in ("stages", "seed") if key in made.recipe}

@@ -26,8 +26,8 @@ CALIBRATED = 512
 
 
 def write_reference_texts(samples: SampleSplits, source: Source, cache: Cache, steps: Steps, seed: int) -> SampleSplits:
-    """The same samples, those that a model is to write an answer for with what the original writes, greedily. Answers
-    are cached. For any other model, and for samples with targets, nothing changes."""
+    """Return the same samples, those that a model is to write an answer for with what the original writes, greedily.
+    Answers are cached. For any other model, and for samples with targets, nothing changes."""
     module = source.checkpoint.module if isinstance(source, CheckpointSource) else None
     if not isinstance(module, EncoderDecoder):
         return samples
@@ -37,19 +37,19 @@ def write_reference_texts(samples: SampleSplits, source: Source, cache: Cache, s
     if not lacking:
         return samples
     with steps.step("write answers with the original model", sum(map(len, lacking.values()))) as step:
-        found = sets | {role: add_answers(each, module, source, cache, step) for role, each in lacking.items()}
+        datasets = sets | {role: add_answers(each, module, source, cache, step) for role, each in lacking.items()}
     return replace(
         samples,
-        train=found["calibrate"] if samples.train is samples.calibrate else samples.train,
-        calibrate=found["calibrate"],
-        choose=found["choose"],
-        probe=found["probe"],
-        judge=found["judge"],
+        train=datasets["calibrate"] if samples.train is samples.calibrate else samples.train,
+        calibrate=datasets["calibrate"],
+        choose=datasets["choose"],
+        probe=datasets["probe"],
+        judge=datasets["judge"],
     )
 
 
 def add_answers(dataset: Dataset, module: EncoderDecoder, source: Source, cache: Cache, step: Step) -> Dataset:
-    """The dataset with the module's answers as targets."""
+    """Return the dataset with the module's answers as targets."""
     key = hash_of("written", source.key, dataset.fingerprint, environment_digest())
     written = cache.arrays(f"written-{key}", lambda: write_answers(dataset, module, source.task, step))["tokens"]
     targeted = source.task.with_answers(dataset.samples.sources, written)
@@ -59,7 +59,7 @@ def add_answers(dataset: Dataset, module: EncoderDecoder, source: Source, cache:
 
 
 def write_answers(dataset: Dataset, module: EncoderDecoder, task: Task, step: Step) -> Arrays:
-    """What the module writes for each sample: `tokens` [samples, max_new_tokens] int64, padded."""
+    """Have the module write an answer for each sample: `tokens` [samples, max_new_tokens] int64, padded."""
     settings = task.generation
     assert settings is not None
     tokens = np.full((len(dataset), settings.max_new_tokens), settings.pad_token_id, np.int64)

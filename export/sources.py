@@ -66,7 +66,8 @@ def open_source(origin: Origin, cache: Cache, *, trust: bool, samples: Path | No
 
 
 def load_samples(origin: Origin, path: Path | None) -> Arrays | None:
-    """The arrays that tell the inputs of a plain module; None where something else does, or there are no arrays."""
+    """Load the arrays that tell the inputs of a plain module; None where something else does, or there are no
+    arrays."""
     needed = origin.builder is not None and not origin.inputs
     return load_arrays(path) if needed and path is not None and path.suffix == ".npz" and path.is_file() else None
 
@@ -185,9 +186,9 @@ def open_original_source(path: Path, artifact: Path, *, builder: str | None = No
     """
     manifest = read_manifest(artifact)
     made = manifest.source
-    given: dict[str, Any] = {"source": str(path), "task": manifest.task}
+    keys: dict[str, Any] = {"source": str(path), "task": manifest.task}
     if is_onnx(path):
-        given["constants"] = made.get("constants", {})
+        keys["constants"] = made.get("constants", {})
     if made.get("kind") == "builder" and not is_onnx(path) and not path.is_dir():
         if builder is None:
             raise SourceError(
@@ -199,8 +200,8 @@ def open_original_source(path: Path, artifact: Path, *, builder: str | None = No
                 f"{builder} would be called with the arguments that {artifact} recorded: {made['arguments']!r}. "
                 f"Give --trust if the artifact is yours"
             )
-        given |= {"builder": builder, "arguments": made.get("arguments", {}), "inputs": manifest.inputs}
-    return open_source(Recipe.parse(given | {"stages": []}), Cache(), trust=trust)
+        keys |= {"builder": builder, "arguments": made.get("arguments", {}), "inputs": manifest.inputs}
+    return open_source(Recipe.parse(keys | {"stages": []}), Cache(), trust=trust)
 
 
 def copy_graph(graph: Graph, folder: Path) -> list[Path]:

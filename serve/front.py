@@ -16,9 +16,8 @@ from typing import Any
 
 import orjson
 
-from laconic.errors import LaconicError, describe_error
 from serve.settings.server_settings import Settings
-from serve.workers.child_process import bind_to_parent
+from serve.workers.child_process import bind_to_parent, report_failure
 
 Run = Callable[..., None]
 """Serves to the end: as `serve.server.run`."""
@@ -53,26 +52,25 @@ class Front:
                 Settings.model_validate(job["settings"]),
                 host=job["host"],
                 port=job["port"],
-                announce=lambda line: self._tell({"ready": line}),
+                announce=lambda line: self._report({"ready": line}),
                 attach=self._attach,
             )
             code = 0
         except BaseException as error:  # noqa: BLE001 - whatever it is, the supervisor reports it
-            kind = type(error).__name__ if isinstance(error, LaconicError) else ""
             with suppress(OSError):
-                self._tell({"error": describe_error(error), "kind": kind})
+                self._report(report_failure(error))
         finally:
             os._exit(code)
 
     def _attach(self, handle: Callable[[int], None]) -> None:
         self._signal = handle
 
-    def _tell(self, content: dict[str, str]) -> None:
+    def _report(self, content: dict[str, str]) -> None:
         self.control.sendall(orjson.dumps(content) + b"\n")
 
 
 def main(run: Run) -> None:
-    """The program of a front process; its argument is the number of the supervisor's socket."""
+    """Run the program of a front process; its argument is the number of the supervisor's socket."""
     bind_to_parent()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     Front(run, socket.socket(fileno=int(sys.argv[1]))).follow()

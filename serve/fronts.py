@@ -15,13 +15,12 @@ from types import FrameType
 
 import orjson
 
-from laconic.errors import RuntimeFailure, UsageError
+from laconic.errors import UsageError
 from laconic.hardware import cores
 from serve.asgi.listener import UNIX
 from serve.settings.server_settings import Settings
-from serve.workers.child_process import kill, spawn, wait_for_exit
+from serve.workers.child_process import kill, raise_failure, spawn, wait_for_exit
 from serve.workers.supervisor import Report, Supervisor
-from serve.workers.worker_process import ERRORS
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """What is passed on to the fronts, which ignore signals themselves: a group's signal would reach them twice."""
@@ -123,8 +122,7 @@ class Fronts:
         with control.makefile("rb") as lines:
             for line in lines:
                 report = orjson.loads(line)
-                if "error" in report:
-                    raise ERRORS.get(report["kind"], RuntimeFailure)(report["error"])
+                raise_failure(report)
                 set_ready(report)
 
 
@@ -134,7 +132,7 @@ def log_crash(reason: str, delay: float | None) -> None:
 
 
 def divide(settings: Settings, number: int) -> Settings:
-    """The settings of one front: its share of the cores, and an admin address of its own."""
+    """Make the settings of one front: its share of the cores, and an admin address of its own."""
     shared = {"threads": max(1, (settings.threads or cores()) // settings.fronts)}
     shares = {name: max(1, count // settings.fronts) for name, count in (settings.shares or {}).items()}
     admin = None if settings.admin is None else shift_address(settings.admin, number)
@@ -142,7 +140,7 @@ def divide(settings: Settings, number: int) -> Settings:
 
 
 def shift_address(address: str, number: int) -> str:
-    """The address of one of several: the port plus its number, or the path with it."""
+    """Make the address of one of several: the port plus its number, or the path with it."""
     head, _, port = address.rpartition(":")
     if not address.startswith(UNIX) and port.isdecimal():
         return f"{head}:{int(port) + number}" if head else str(int(port) + number)

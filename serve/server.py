@@ -118,7 +118,7 @@ class Server(uvicorn.Server):
         )
 
     async def on_tick(self, counter: int) -> bool:
-        """What is done ten times a second while the server runs."""
+        """Do what is done ten times a second while the server runs."""
         if counter % TICKS == 0:
             enforce_deadlines(self.server_state.connections, asyncio.get_running_loop().time())
             if self.certificate is not None:
@@ -238,7 +238,7 @@ def leave(sig: int, frame: FrameType | None) -> None:
 def format_welcome(
     app: App, host: str, port: int, grpc: GrpcServer | None = None, admin: socket.socket | None = None
 ) -> str:
-    """The line for a ready server: its address, the models, and a request that can be pasted into a shell."""
+    """Format the line for a ready server: its address, the models, and a request that can be pasted into a shell."""
     if host in ("0.0.0.0", "::"):  # noqa: S104 - compared with, not bound to
         host = "127.0.0.1"
     scheme = "https" if app.settings.tls_cert else "http"
@@ -257,7 +257,7 @@ def format_welcome(
 
 
 def format_example(model: Model, url: str, *, key: bool) -> str:
-    """A request to the predict endpoint as a shell command. key: whether requests need one."""
+    """Format a request to the predict endpoint as a shell command. key: whether requests need one."""
     address = f"{url}/v1/models/{model.name}/predict"
     if key:
         address += ' -H "X-API-Key: $KEY"'

@@ -15,7 +15,7 @@ from served import running
 from torch import nn
 
 from compress.pipeline import compress
-from export.passes.lengths import free_lengths
+from export.capture.graph_forms import graph_forms
 from laconic.cache import Cache
 from laconic.data.reader import read
 from laconic.errors import DataError, InputError, SourceError
@@ -175,7 +175,7 @@ class Lengthy(transformers.PreTrainedModel):
 
 def test_a_batch_whose_size_is_read_by_len_stays_free():
     model, batch = Lengthy().eval(), {0: torch.export.Dim("batch")}
-    with free_lengths(model):
+    with graph_forms(model):
         program = torch.export.export(model, (torch.rand(2, 3),), dynamic_shapes=(batch,))
     x = torch.rand(5, 3)
     torch.testing.assert_close(program.module()(x), model(x))

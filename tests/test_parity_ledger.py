@@ -18,11 +18,10 @@ from safetensors.torch import load_file, save_file
 
 from compress.pipeline import compress
 from export.parity.captured_divergence import find_captured_divergence
-from export.parity.engine_divergence import find_engine_divergence
-from export.parity.error_sum import ErrorSum
 from export.parity.follower import is_identical
-from export.parity.placed_divergence import find_placed_divergence
+from export.parity.placed_divergence import ErrorSum, find_placed_divergence
 from export.parity.stage_results import find_teacher
+from export.parity.step_list import find_engine_divergence
 from export.sources import capture_graph
 from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.manifest import MANIFEST, MODEL

@@ -19,9 +19,8 @@ from tritonclient.utils import InferenceServerException
 
 from laconic.errors import UsageError
 from serve.http.app import create_app
-from serve.security.keys import parse_keys
+from serve.security.keys import RateLimited, TokenBucket, parse_keys
 from serve.security.origin import Hosts, is_loopback, strip_port
-from serve.security.rate_limit import RateLimited, TokenBucket
 from serve.settings.server_settings import Settings
 
 pytestmark = pytest.mark.usefixtures("own_tasks")

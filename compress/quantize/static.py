@@ -13,7 +13,7 @@ from compress.quantize.ranges import RANGE_METHODS
 from compress.quantize.rounding import Rounding
 from compress.quantize.sensitivity import make_ladder
 from compress.quantize.smoothquant import smooth_tensors
-from export.passes.subgraphs import read_tensors
+from export.passes.rewrite import read_tensors
 from laconic.arrays import Array, Arrays
 from laconic.data.dataset import Dataset
 from laconic.hashing import environment_digest, hash_of

@@ -22,7 +22,7 @@ def place_alternatives(
     folder: Path,
     steps: Steps,
 ) -> Iterator[PlacedModel]:
-    """For each other engine, its fastest candidate that meets the goal, built, and validated by itself.
+    """Yield, for each other engine, its fastest candidate that meets the goal, built, and validated by itself.
 
     One that fails its validation, or that no candidate of its engine stands for, is left out with a warning. validate:
     derives a verdict and golden pairs. folder: for the built graphs.

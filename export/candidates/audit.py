@@ -30,12 +30,12 @@ class KernelAudit:
 
     @classmethod
     def of(cls, graph: Graph, task: Task, ladder: PrecisionLadder) -> Self:
-        """The audit of the candidates of a ladder."""
+        """Make the audit of the candidates of a ladder."""
         shapes = {name: array.shape for name, array in task.typical(1, LENGTH).items()}
         return cls(graph, task, count_products(graph, shapes), ladder.rungs[0][0])
 
     def check(self, candidate: EngineCandidate, samples: Sequence[Any]) -> EngineCandidate:
-        """The candidate with its kernels, those that run for `samples`; without, where its engine is not on this
+        """Return the candidate with its kernels, those that run for `samples`; without, where its engine is not on this
         machine. Raises UnsupportedPrecision where INT8 was planned and something else runs."""
         option = candidate.option
         kernels: Sequence[Kernel] = ()

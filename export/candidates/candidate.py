@@ -103,17 +103,17 @@ def pair_float_graph(
 
 
 def has_choice(ladder: PrecisionLadder) -> bool:
-    """Whether there is a way round arithmetic in INT8."""
+    """Return whether there is a way round arithmetic in INT8."""
     return len(ladder.rungs) > 1 and bool(INTEGER & set(ladder.rungs[0][0].precision.values()))
 
 
 def prefer_int8(candidates: Sequence[EngineCandidate], share: float) -> Sequence[EngineCandidate]:
-    """The candidates that meet the goal with at least `share` of the multiply-adds in INT8; if there is none, those
-    that meet it with the most, and all where none meets it."""
+    """Return the candidates that meet the goal with at least `share` of the multiply-adds in INT8; if there is none,
+    those that meet it with the most, and all where none meets it."""
     shares = [share_multiply_adds(each.products).get("int8", 0.0) for each in candidates]
-    most = max((found for each, found in zip(candidates, shares, strict=True) if each.met), default=0.0)
+    most = max((part for each, part in zip(candidates, shares, strict=True) if each.met), default=0.0)
     least = min(share, most)
-    return [each for each, found in zip(candidates, shares, strict=True) if each.met and found >= least] or candidates
+    return [each for each, part in zip(candidates, shares, strict=True) if each.met and part >= least] or candidates
 
 
 def choose_fastest(candidates: Sequence[EngineCandidate]) -> EngineCandidate:
@@ -131,11 +131,11 @@ def choose_fastest(candidates: Sequence[EngineCandidate]) -> EngineCandidate:
     return best
 
 
-def describe_unmet(asked: Plan, found: Plan) -> str | None:
-    """A sentence if layers were to have fewer bits than 8 and at most half of them do, else None. asked: the smallest
-    plan. found: the one that was chosen."""
+def describe_unmet(asked: Plan, chosen: Plan) -> str | None:
+    """Return a sentence if layers were to have fewer bits than 8 and at most half of them do, else None. asked: the
+    smallest plan. chosen: the one that was chosen."""
     small = [node for node, precision in asked.precision.items() if BITS[precision] < BITS["int8-weight"]]
-    kept = [node for node in small if BITS[found.precision[node]] < BITS["int8-weight"]]
+    kept = [node for node in small if BITS[chosen.precision[node]] < BITS["int8-weight"]]
     if 2 * len(kept) > len(small) or not small:
         return None
     return (

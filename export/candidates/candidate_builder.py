@@ -38,7 +38,7 @@ class CandidateBuilder:
     few: Dataset
 
     def build_all(self, ladder: PrecisionLadder, options: Sequence[EngineOption]) -> list[EngineCandidate]:
-        """For each engine option, build the first plan that meets the goal, and audit its kernels.
+        """Build, for each engine option, the first plan that meets the goal, and audit its kernels.
 
         An engine that refuses the graph, or does not run the requested precision, is skipped with a warning; if no
         engine is left, not even for the float graph, its error is raised. So it is if no engine has kernels for the
@@ -66,13 +66,14 @@ class CandidateBuilder:
     def list_float_pairs(
         self, ladder: PrecisionLadder, options: Sequence[EngineOption]
     ) -> list[tuple[PrecisionLadder, EngineOption]]:
-        """The float graph with the engines that may take it; none where the recipe names the engine."""
+        """List the float graph with the engines that may take it; none where the recipe names the engine."""
         return [] if self.job.recipe.engine_only else list(pair_float_graph(ladder, options))
 
     def _build_pairs(
         self, pairs: Sequence[tuple[PrecisionLadder, EngineOption]], name: str
     ) -> tuple[list[EngineCandidate], list[LaconicError]]:
-        """The candidates, and the errors of the engines that are left out. name: of their folders, before a number."""
+        """Build candidates; return them, and the errors of the engines that are left out. name: of their folders,
+        before a number."""
         built: dict[str, EngineCandidate] = {}
         refused: list[LaconicError] = []
         with self.job.steps.step("build the candidates") as step:

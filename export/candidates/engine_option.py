@@ -34,7 +34,8 @@ class EngineOption:
 
     @classmethod
     def here(cls, runtime: str, compute: Compute) -> "EngineOption":
-        """The option as this machine can run it: by its engine if that is installed, else by reference execution."""
+        """Make the option as this machine can run it: by its engine if that is installed, else by reference
+        execution."""
         return cls(runtime, compute, reference=not is_installed(runtime))
 
     @property
@@ -68,8 +69,8 @@ class EngineOption:
         return hash_of(self.name, self.reference, sorted(self.overflow), self.package, self.version)
 
     def adapt(self, graph: Graph, plan: Plan) -> Plan:
-        """The plan with the precisions that this engine has kernels for. Raises UnsupportedPrecision for FP8 where it
-        has none."""
+        """Return the plan with the precisions that this engine has kernels for. Raises UnsupportedPrecision for FP8
+        where it has none."""
         return adapt_plan(graph, plan, self._rules, self.compute, self._exceeding)
 
     def build(self, graph: Graph, plan: Plan, path: Path) -> None:
@@ -126,20 +127,20 @@ def list_options(engines: tuple[str, ...], target: str) -> list[EngineOption]:
     If none does and the target is a GPU, list the first engine's arithmetics, by reference execution. Raises
     MissingPackage if no engine of a CPU is installed.
     """
-    found: list[EngineOption] = []
+    options: list[EngineOption] = []
     absent: list[str] = []
     for name in engines:
         try:
-            found += [EngineOption(name, compute) for compute in make_runtime(name).computes()]
+            options += [EngineOption(name, compute) for compute in make_runtime(name).computes()]
         except MissingPackage as error:
             absent.append(str(error))
-    if not found and target != "cpu":
+    if not options and target != "cpu":
         return [
             EngineOption(engines[0], compute, reference=True) for compute in registry.resolve("placement", engines[0])
         ]
-    if not found:
+    if not options:
         raise MissingPackage(" ".join(absent))
-    return found
+    return options
 
 
 def check_supported(graph: Graph, plan: Plan, options: Sequence[EngineOption]) -> None:

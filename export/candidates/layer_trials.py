@@ -10,7 +10,7 @@ from onnx import NodeProto, ValueInfoProto, helper
 
 from export.candidates.engine_option import EngineOption
 from export.candidates.plan_evaluator import PlanEvaluator
-from export.passes.subgraphs import read_tensors
+from export.passes.rewrite import read_tensors
 from export.placements.split_decoder import has_decoder
 from laconic.arrays import Array, Arrays
 from laconic.data.batches import batches
@@ -77,7 +77,7 @@ class LayerTrials:
         return self.evaluator.try_plan(plan, self.option, self.dataset, run).fidelity
 
     def _find_lone(self, plan: Plan) -> Layer | None:
-        """The one layer that a plan quantizes, where the graph can be run from it on."""
+        """Find the one layer that a plan quantizes, where the graph can be run from it on."""
         graph = self.evaluator.graph
         quantized = [layer for layer in graph.layers if plan.precision[layer.node] != "float32"]
         if len(quantized) != 1 or self.option.on_gpu or has_decoder(graph):
@@ -99,12 +99,12 @@ class LayerTrials:
         for place, stop in zip_longest(sections, sections[1:]):
             section, session = self._open_section(Activations(place, runs), stop=stop)
             runs = [section.run(session, batch) for batch in runs]
-        found = ({name: run[name] for name in outputs} for run in runs)
-        return gather_rows(zip(self._indices, found, strict=True), len(self.dataset))
+        results = ({name: run[name] for name in outputs} for run in runs)
+        return gather_rows(zip(self._indices, results, strict=True), len(self.dataset))
 
     def _find_sections(self, layer: Layer) -> list[int]:
-        """The places where sections begin, after the last node that reads the layer's output, or what another operator
-        makes of it, since an output is quantized after the operators that are fused into the layer."""
+        """Find the places where sections begin, after the last node that reads the layer's output, or what another
+        operator makes of it, since an output is quantized after the operators that are fused into the layer."""
         nodes = self._load().graph.node
         names = {each.node for each in self.evaluator.graph.layers}
         made, end = {layer.output}, 0
@@ -136,8 +136,8 @@ class LayerTrials:
             part = self._write_part(self._known, stop=place)
             kept = self._find_boundary(place)
             with self.option.open_for_trial(part.graph.path, cores()) as session:
-                found = [part.run(session, batch) for batch in self._known.batches]
-            self._known = Activations(place, [{name: batch[name] for name in kept if name in batch} for batch in found])
+                runs = [part.run(session, batch) for batch in self._known.batches]
+            self._known = Activations(place, [{name: batch[name] for name in kept if name in batch} for batch in runs])
         return self._known
 
     def _write_part(self, known: Activations, *, stop: int | None) -> GraphPart:
@@ -145,14 +145,14 @@ class LayerTrials:
         model = self._load()
         nodes = model.graph.node[known.place : stop]
         read, made = find_read(nodes), [name for node in nodes for name in node.output if name]
-        given = {name for name in read if name in known.batches[0]}
-        wanted = {value.name for value in model.graph.output} if stop is None else set(self._find_boundary(stop))
+        inputs_read = {name for name in read if name in known.batches[0]}
+        results = {value.name for value in model.graph.output} if stop is None else set(self._find_boundary(stop))
         part = helper.make_model(
             helper.make_graph(
                 nodes,
                 model.graph.name,
-                [describe(name, [batch[name] for batch in known.batches]) for name in sorted(given)],
-                [ValueInfoProto(name=name) for name in made if name in wanted],
+                [describe(name, [batch[name] for batch in known.batches]) for name in sorted(inputs_read)],
+                [ValueInfoProto(name=name) for name in made if name in results],
                 [tensor for tensor in model.graph.initializer if tensor.name in read],
             ),
             opset_imports=model.opset_import,
@@ -163,18 +163,18 @@ class LayerTrials:
         onnx.save(part, path)
         names = {node.name for node in nodes}
         whole = self.evaluator.graph
-        inputs = tuple(spec for spec in whole.inputs if spec.name in given)
+        inputs = tuple(spec for spec in whole.inputs if spec.name in inputs_read)
         layers = tuple(layer for layer in whole.layers if layer.node in names)
         graph = Graph(path, inputs, whole.outputs, layers, f"{whole.key}/{known.place}")
-        return GraphPart(graph, frozenset(given))
+        return GraphPart(graph, frozenset(inputs_read))
 
     def _find_boundary(self, place: int) -> list[str]:
-        """The tensors that nodes from a place on read, and the outputs of the graph."""
+        """Find the tensors that nodes from a place on read, and the outputs of the graph."""
         graph = self._load().graph
         return [*find_read(graph.node[place:]), *(value.name for value in graph.output)]
 
     def _load(self) -> onnx.ModelProto:
-        """The float graph without its weights, which are written once."""
+        """Load the float graph without its weights, which are written once."""
         if self._model is None:
             path = self.evaluator.folder / WHOLE
             path.with_name(WEIGHTS).unlink(missing_ok=True)
@@ -184,11 +184,11 @@ class LayerTrials:
 
 
 def find_read(nodes: Sequence[NodeProto]) -> dict[str, None]:
-    """The names of the tensors that nodes read, in order."""
-    return dict.fromkeys(name for node in nodes for name in read_tensors(node) if name)
+    """Find the names of the tensors that nodes read, in order."""
+    return dict.fromkeys(name for node in nodes for name in read_tensors(node))
 
 
 def describe(name: str, arrays: Sequence[Array]) -> ValueInfoProto:
-    """The input that holds any of these arrays: with the sizes that they share."""
+    """Describe the input that holds any of these arrays: with the sizes that they share."""
     shape = [sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*(each.shape for each in arrays), strict=True)]
     return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(arrays[0].dtype), shape)

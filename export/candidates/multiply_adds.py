@@ -49,7 +49,7 @@ def count_products(graph: Graph, sizes: Mapping[str, Sequence[int]]) -> tuple[Pr
     # Inference alone does not follow a shape through Slice: BERT's position embeddings lose their length in it.
     fold_shapes(model)
     weights = {layer.node for layer in graph.layers}
-    found = []
+    products = []
     for node in model.graph:
         if node.op_type not in FORMULAS or node.domain != "":
             continue
@@ -59,12 +59,12 @@ def count_products(graph: Graph, sizes: Mapping[str, Sequence[int]]) -> tuple[Pr
         inputs, outputs = shapes[: len(node.inputs)], shapes[len(node.inputs) :]
         count = FORMULAS[node.op_type](node, [each or () for each in inputs], outputs[0] or ())
         kind = find_kind(node, weights)
-        found.append(Product(node=str(node.name), names=find_names(node), kind=kind, multiply_adds=count))
-    return tuple(found)
+        products.append(Product(node=str(node.name), names=find_names(node), kind=kind, multiply_adds=count))
+    return tuple(products)
 
 
 def read_shape(value: ir.Value | None) -> Shape | None:
-    """The shape of a tensor; () for one that is left out, None where an axis is not known."""
+    """Read the shape of a tensor; () for one that is left out, None where an axis is not known."""
     if value is None:
         return ()
     if value.const_value is not None:
@@ -75,28 +75,30 @@ def read_shape(value: ir.Value | None) -> Shape | None:
 
 
 def count_matmul(node: ir.Node, inputs: Sequence[Shape], output: Shape) -> int:
-    """[..., rows, inner] times [..., inner, columns]; one of them may be a vector."""
+    """Count for [..., rows, inner] times [..., inner, columns]; one of them may be a vector."""
     return math.prod(output) * inputs[0][-1]
 
 
 def count_gemm(node: ir.Node, inputs: Sequence[Shape], output: Shape) -> int:
-    """The same, either of them transposed."""
+    """Count for matrices, either of them transposed."""
     transposed = node.attributes.get_int("transA", 0)
     return math.prod(output) * inputs[0][0 if transposed else 1]
 
 
 def count_convolution(node: ir.Node, inputs: Sequence[Shape], output: Shape) -> int:
-    """Weight [output channels, input channels per group, kernel...]."""
+    """Count for a weight [output channels, input channels per group, kernel...]."""
     return math.prod(output) * math.prod(inputs[1][1:])
 
 
 def count_transposed_convolution(node: ir.Node, inputs: Sequence[Shape], output: Shape) -> int:
-    """Weight [input channels, output channels per group, kernel...]: each input is multiplied with all of them."""
+    """Count for a weight [input channels, output channels per group, kernel...]: each input is multiplied with all of
+    them."""
     return math.prod(inputs[0]) * math.prod(inputs[1][1:])
 
 
 def count_attention(node: ir.Node, inputs: Sequence[Shape], output: Shape) -> int:
-    """Query, key and value, [batch, heads, length, width] or [batch, length, heads x width]: scores, and their sums."""
+    """Count for query, key and value, [batch, heads, length, width] or [batch, length, heads x width]: scores, and
+    their sums."""
     query, key, value = inputs[:3]
     if len(query) == 4:
         return math.prod(query[:3]) * key[2] * (query[3] + value[3])
@@ -105,12 +107,14 @@ def count_attention(node: ir.Node, inputs: Sequence[Shape], output: Shape) -> in
 
 
 def count_recurrent(node: ir.Node, inputs: Sequence[Shape], output: Shape) -> int:
-    """Inputs [steps, batch, ...], or batch first; weights of inputs and states, [directions, gates x hidden, ...]."""
+    """Count for inputs [steps, batch, ...], or batch first; weights of inputs and states, [directions, gates x hidden,
+    ...]."""
     return math.prod(inputs[0][:2]) * (math.prod(inputs[1]) + math.prod(inputs[2]))
 
 
 def count_einsum(node: ir.Node, inputs: Sequence[Shape], output: Shape) -> int:
-    """Two factors: the product of the sizes of all letters. With an ellipsis, of all axes that no letter repeats."""
+    """Count for two factors: the product of the sizes of all letters. With an ellipsis, of all axes that no letter
+    repeats."""
     equation = node.attributes.get_string("equation", "").replace(" ", "").partition("->")[0]
     sizes: dict[str, int] = {}
     for letters, shape in zip(equation.split(","), inputs, strict=True):
@@ -136,7 +140,7 @@ FORMULAS: Mapping[str, Callable[[ir.Node, Sequence[Shape], Shape], int]] = {
 
 
 def find_kind(node: ir.Node, weights: set[str]) -> ProductKind:
-    """The kind of a product. weights: the nodes that are layers of the graph."""
+    """Find the kind of a product. weights: the nodes that are layers of the graph."""
     if "Conv" in node.op_type:
         return "convolution"
     if node.op_type in ("LSTM", "GRU", "RNN"):
@@ -146,8 +150,8 @@ def find_kind(node: ir.Node, weights: set[str]) -> ProductKind:
 
 
 def find_names(node: ir.Node) -> tuple[str, ...]:
-    """The names that an engine may give to a product's kernel: of the node, of the bias and the activation after it,
-    and of the output of the graph that they end in."""
+    """Find the names that an engine may give to a product's kernel: of the node, of the bias and the activation after
+    it, and of the output of the graph that they end in."""
     names = [str(node.name)]
     value = node.outputs[0]
     while not value.is_graph_output() and len(uses := list(value.uses())) == 1:
@@ -176,16 +180,16 @@ def plan_products(
     dequantized = {node.output[0] for node in nodes if node.op_type == "DequantizeLinear"}
     integer = {node.name for node in nodes if len(dequantized & set(node.input[:2])) == 2}
     static = next((each for each in ("int8", "float8") if each in asked.precision.values()), compute)
-    found = []
+    annotated = []
     for each in products:
         precision = plan.precision.get(each.node)
-        wanted: str = asked.precision.get(each.node, compute)
-        wanted, planned = wanted if wanted in ARITHMETIC else compute, str(compute)
+        requested: str = asked.precision.get(each.node, compute)
+        requested, planned = requested if requested in ARITHMETIC else compute, str(compute)
         if each.kind == "attention":
-            wanted, planned = static, "int8" if each.node in integer else compute
+            requested, planned = static, "int8" if each.node in integer else compute
         elif precision in ARITHMETIC:
             planned = ARITHMETIC[precision]
         elif precision == "float32" and explicit:
             planned = "float32"
-        found.append(each.model_copy(update={"asked": wanted, "planned": planned}))
-    return tuple(found)
+        annotated.append(each.model_copy(update={"asked": requested, "planned": planned}))
+    return tuple(annotated)

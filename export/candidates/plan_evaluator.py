@@ -74,14 +74,14 @@ class PlanEvaluator:
             with option.open_reference(path, cores()) as session:
                 plain = predict(session, self.task, dataset, rows=1)
             with option.open(path, 1) as session:
-                found = predict(session, self.task, dataset, rows=1)
-            return {"fidelity": measure_fidelity(self.task, plain, found)}
+                outputs = predict(session, self.task, dataset, rows=1)
+            return {"fidelity": measure_fidelity(self.task, plain, outputs)}
 
         key = hash_of(*self._describe(plan, option, dataset))
         return np.asarray(self.cache.arrays(f"engine-{key}", compute)["fidelity"])
 
     def _describe(self, plan: Plan, option: EngineOption, dataset: Dataset) -> tuple[Any, ...]:
-        """All that the outputs of a plan depend on."""
+        """List all that the outputs of a plan depend on."""
         attention = plan.attention and option.quantizes_attention
         return (
             self.graph.key,

@@ -20,7 +20,7 @@ class PlanTrial:
     information_loss: float = 0.0
 
     def meets(self, goal: Tolerance) -> bool:
-        """Whether fidelity and information are enough."""
+        """Return whether fidelity and information are enough."""
         return goal.met_by(self.fidelity) and (self.information_loss <= goal.slack or not goal.slack)
 
 
@@ -30,7 +30,8 @@ def find_plan(
     goal: Tolerance,
     is_sound: Callable[[Plan], bool] = lambda plan: True,
 ) -> tuple[Plan, PlanTrial, bool]:
-    """The first sound plan that meets the goal, its trial, and whether one does; else the most faithful that was tried.
+    """Find the first sound plan that meets the goal, its trial, and whether one does; else the most faithful that was
+    tried.
 
     Searches each rung between its ends: fidelity grows along it, but for small steps down, which may cost a step and
     never the goal. is_sound: whether the engine runs a plan as it is written, asked only of plans that meet the goal.
@@ -38,8 +39,8 @@ def find_plan(
     tried: list[tuple[Plan, PlanTrial]] = []
     for rung in ladder.rungs:
         trials = RungTrials(rung, trial, goal, ladder.sensitivity)
-        if (found := trials.find(is_sound)) is not None:
-            return *found, True
+        if (solution := trials.find(is_sound)) is not None:
+            return *solution, True
         tried += trials.tried.values()
     plan, best = max(tried, key=lambda each: float(each[1].fidelity.mean()))
     return plan, best, False
@@ -59,7 +60,7 @@ class RungTrials:
     tried: dict[int, tuple[Plan, PlanTrial]] = field(default_factory=dict)
 
     def find(self, is_sound: Callable[[Plan], bool]) -> tuple[Plan, PlanTrial] | None:
-        """The first sound plan that meets the goal, and its trial. The first that meets it is nearly always sound,
+        """Find the first sound plan that meets the goal, and its trial. The first that meets it is nearly always sound,
         so the others are only asked where it is not."""
 
         def is_met_and_sound(place: int) -> bool:
@@ -71,14 +72,14 @@ class RungTrials:
         return None if found is None else self.tried[found]
 
     def is_met(self, place: int) -> bool:
-        """Whether the plan at a place meets the goal."""
+        """Return whether the plan at a place meets the goal."""
         if place not in self.tried:
             plan = self.rung[place]
             self.tried[place] = plan, self.trial(plan)
         return self.tried[place][1].meets(self.goal)
 
     def predict(self, low: int, high: int) -> int:
-        """The first place that is expected to meet the goal, of those after `low`, which misses it, to `high`.
+        """Predict the first place that is expected to meet the goal, of those after `low`, which misses it, to `high`.
 
         Between two plans that were tried, the infidelity is taken to fall as the sum of the sensitivities of the layers
         in INT8 does. The middle where these are not known.
@@ -88,31 +89,31 @@ class RungTrials:
             return (low + high) // 2
         sums = [self._sum_sensitivity(self.rung[place]) for place in range(low, high + 1)]
         missed, met = (self.tried[place][1].fidelity for place in (low, high))
-        found = find_crossing(sums, 1 - float(missed.mean()), 1 - float(met.mean()), 1 - self.goal.mean)
+        crossing = find_crossing(sums, 1 - float(missed.mean()), 1 - float(met.mean()), 1 - self.goal.mean)
         if self.goal.worst is not None:
             worst = find_crossing(sums, 1 - float(missed.min()), 1 - float(met.min()), 1 - self.goal.worst)
-            found = max(found, worst)
-        return low + found
+            crossing = max(crossing, worst)
+        return low + crossing
 
     def _sum_sensitivity(self, plan: Plan) -> float:
         return sum(self.sensitivity[node] for node, each in plan.precision.items() if each in INTEGER)
 
 
-def find_crossing(sums: Sequence[float], first: float, last: float, wanted: float) -> int:
-    """The first place where a quantity is at most `wanted` that changes linearly with falling sums, from `first` to
-    `last`; the last place where it never is."""
+def find_crossing(sums: Sequence[float], first: float, last: float, limit: float) -> int:
+    """Find the first place where a quantity is at most `limit` that changes linearly with falling sums, from `first`
+    to `last`; the last place where it never is."""
     span = sums[0] - sums[-1]
 
     def expected(total: float) -> float:
         return last + (first - last) * (total - sums[-1]) / span if span > 0 else last
 
-    return next((place for place, total in enumerate(sums) if expected(total) <= wanted), len(sums) - 1)
+    return next((place for place, total in enumerate(sums) if expected(total) <= limit), len(sums) - 1)
 
 
 def find_first(
     places: range, holds: Callable[[int], bool], predict: Callable[[int, int], int] | None = None
 ) -> int | None:
-    """The first place where a condition holds: once it holds, it holds for all that follow.
+    """Find the first place where a condition holds: once it holds, it holds for all that follow.
 
     predict: guesses the place between one where the condition does not hold and one where it does. Each third step, and
     each without a guess, halves what is left, which bounds the number of steps where the guesses are bad.

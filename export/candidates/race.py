@@ -3,8 +3,11 @@
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 
 from export.candidates.candidate import EngineCandidate, mean_speedup
+from laconic.cache import Cache
 from laconic.hardware import this_machine
 from laconic.hashing import environment_digest, hash_of
 from laconic.models.source import Source
@@ -13,6 +16,20 @@ from laconic.quantization.graph import Graph
 from laconic.quantization.plan_digest import digest_plan
 from laconic.timing.benchmark import BATCHES, TRIAL_BATCHES, benchmark_sessions
 from laconic.timing.measurements import ORIGINAL, Timing
+
+
+def race(
+    candidates: Sequence[EngineCandidate], source: Source, graph: Graph, cache: Cache, steps: Steps
+) -> list[EngineCandidate]:
+    """Return the candidates with their speed-ups over the source, timed if their engines are here.
+
+    Timings are cached, so that the same run chooses the same candidate on the same machine.
+    """
+    if any(candidate.option.reference for candidate in candidates):
+        return list(candidates)
+    key = f"raced-{make_race_key(candidates, source, graph)}"
+    speedups = cache.json(key, partial(time_candidates, candidates, source, steps))
+    return [replace(candidate, speedup=speedups[candidate.name]) for candidate in candidates]
 
 
 def make_race_key(candidates: Sequence[EngineCandidate], source: Source, graph: Graph) -> str:

@@ -29,7 +29,7 @@ def open_reference(model: Path, threads: int = 1) -> Session:
 
 
 def round_in_float32(model: ModelProto) -> ModelProto:
-    """The graph in FP32, with each result that was FP16 or BF16 rounded to it."""
+    """Return the graph in FP32, with each result that was FP16 or BF16 rounded to it."""
     inferred = shape_inference.infer_shapes(model).graph
     types = {value.name: value.type.tensor_type.elem_type for value in inferred.value_info}
     nodes: list[NodeProto] = []

@@ -14,18 +14,13 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
-from torch import nn
 from torch.export import Dim
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from export.capture.graph_file import OPSET, write_graph
+from export.capture.graph_forms import graph_forms
 from export.capture.parity import PARITY, largest_difference, relative_difference
-from export.passes.attention import plain_attention
-from export.passes.checks import skipped_checks
-from export.passes.experts import plain_experts
-from export.passes.lengths import free_lengths
 from export.passes.optimize import optimize
-from export.passes.subtraction import float_subtraction
 from laconic.arrays import Arrays
 from laconic.errors import CaptureError, RuntimeFailure
 from laconic.models.checkpoint import Checkpoint
@@ -66,7 +61,8 @@ def capture(checkpoint: Checkpoint, folder: Path) -> Graph:
 
 
 def explain_difference(checkpoint: Checkpoint) -> str:
-    """Why no graph may compute what a module does, found by its own outputs in FP64: each sum is rounded otherwise."""
+    """Say why no graph may compute what a module does, found by its own outputs in FP64: each sum is rounded
+    otherwise."""
     deviation = measure_rounding(checkpoint)
     if deviation <= PARITY:
         return "Look for randomness or state in the module's forward"
@@ -86,10 +82,10 @@ def measure_rounding(checkpoint: Checkpoint) -> float:
         doubles = {name: each.double() if each.is_floating_point() else each for name, each in inputs.items()}
         try:
             with torch.no_grad():
-                expected, found = call(checkpoint.module, inputs), call(wide, doubles)
+                expected, doubled = call(checkpoint.module, inputs), call(wide, doubles)
         except RuntimeError:  # it converts something to FP32 itself
             return worst
-        narrow, precise = ({name: each.numpy() for name, each in one.items()} for one in (expected, found))
+        narrow, precise = ({name: each.numpy() for name, each in one.items()} for one in (expected, doubled))
         worst = max(worst, relative_difference(narrow, precise, checkpoint.task.align))
     return worst
 
@@ -122,19 +118,6 @@ def export_program(checkpoint: Checkpoint) -> ir.Model:
     if program is None:
         raise CaptureError("torch exported nothing and gave no reason")
     return program.model
-
-
-@contextmanager
-def graph_forms(module: nn.Module) -> Iterator[None]:
-    """Within the context, the module computes in forms that a graph can hold."""
-    with (
-        plain_attention(module),
-        plain_experts(module),
-        free_lengths(module),
-        skipped_checks(module),
-        float_subtraction(),
-    ):
-        yield
 
 
 def make_dynamic_shapes(inputs: tuple[TensorSpec, ...]) -> dict[str, dict[int, Any]]:
@@ -174,7 +157,7 @@ def make_parity_inputs(checkpoint: Checkpoint) -> Iterator[Arrays]:
 
 
 def describe_failure(error: BaseException) -> str:
-    """What stopped an export, with the line of the model's code: torch's own reports have many pages."""
+    """Describe what stopped an export, with the line of the model's code: torch's own reports have many pages."""
     while error.__cause__ is not None:
         error = error.__cause__
     place = find_user_line(error)
@@ -189,13 +172,13 @@ def describe_failure(error: BaseException) -> str:
 
 
 def find_user_line(error: BaseException) -> str | None:
-    """The line of the model's own code that a failed export stopped at: file, line and source. None where it names only
-    lines of torch."""
-    own = str(Path(torch.__file__).parent)
+    """Find the line of the model's own code that a failed export stopped at: file, line and source. None where it names
+    only lines of torch."""
+    library = str(Path(torch.__file__).parent)
     reported = [(file, int(line)) for file, line in re.findall(r'File "([^"]+)", line (\d+)', str(error))]
     raised = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
     for file, line in (*reversed(reported), *reversed(raised)):
-        if not file.startswith((own, "<")):
+        if not file.startswith((library, "<")):
             return f"{Path(file).name}, line {line} ({linecache.getline(file, line).strip()})"
     return None
 

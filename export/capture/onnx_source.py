@@ -20,8 +20,7 @@ from export.capture.onnx_interface import InputLayout, adapt_inputs, adapt_outpu
 from export.capture.onnx_probe import Signature, find_signature
 from export.capture.parity import PARITY, largest_difference
 from export.capture.source_divergence import find_source_divergence
-from export.passes.names import name_nodes
-from export.passes.optimize import optimize
+from export.passes.optimize import name_nodes, optimize
 from laconic.arrays import Array, Arrays
 from laconic.errors import CaptureError, RuntimeFailure, SourceError
 from laconic.models.processors import plain_task

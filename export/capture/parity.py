@@ -16,9 +16,9 @@ Align = Callable[[Arrays, Arrays], Arrays]
 """Takes the expected outputs and those that were found; returns the latter in the order of the former."""
 
 
-def keep_order(expected: Arrays, found: Arrays) -> Arrays:
-    """The outputs as they were found."""
-    return found
+def keep_order(expected: Arrays, actual: Arrays) -> Arrays:
+    """Return the outputs as they were found."""
+    return actual
 
 
 def largest_difference(
@@ -32,46 +32,47 @@ def largest_difference(
     worst: dict[str, float] = {}
     scales: dict[str, float] = {}
     for inputs in batches:
-        expected, found = reference.run(inputs), candidate.run(inputs)
-        check_shapes(expected, found)
-        found = align(expected, found)
+        expected, actual = reference.run(inputs), candidate.run(inputs)
+        check_shapes(expected, actual)
+        actual = align(expected, actual)
         for name, array in expected.items():
-            worst[name] = max(worst.get(name, 0.0), absolute_difference(name, array, found[name]))
+            worst[name] = max(worst.get(name, 0.0), absolute_difference(name, array, actual[name]))
             scales[name] = max(scales.get(name, 0.0), largest_value(array))
     return max((worst[name] / (scales[name] or 1.0) for name in worst), default=0.0)
 
 
-def relative_difference(expected: Arrays, found: Arrays, align: Align = keep_order) -> float:
+def relative_difference(expected: Arrays, actual: Arrays, align: Align = keep_order) -> float:
     """Compute the largest difference between outputs by name, relative to the largest value of each.
 
     align: see `largest_difference`. Raises CaptureError if shapes differ.
     """
-    check_shapes(expected, found)
-    found = align(expected, found)
+    check_shapes(expected, actual)
+    actual = align(expected, actual)
     differences = (
-        absolute_difference(name, array, found[name]) / (largest_value(array) or 1.0)
+        absolute_difference(name, array, actual[name]) / (largest_value(array) or 1.0)
         for name, array in expected.items()
     )
     return max(differences, default=0.0)
 
 
 def largest_value(array: Array) -> float:
-    """The largest absolute value of those that are finite; 0 where there are none."""
+    """Return the largest absolute value of those that are finite; 0 where there are none."""
     return float(np.max(np.abs(array[np.isfinite(array)]), initial=0.0))
 
 
-def check_shapes(expected: Arrays, found: Arrays) -> None:
+def check_shapes(expected: Arrays, actual: Arrays) -> None:
     """Raise CaptureError if shapes differ."""
     for name, array in expected.items():
-        if array.shape != found[name].shape:
+        if array.shape != actual[name].shape:
             raise CaptureError(
-                f"output {name!r} of the graph has shape {list(found[name].shape)}, expected {list(array.shape)}: "
+                f"output {name!r} of the graph has shape {list(actual[name].shape)}, expected {list(array.shape)}: "
                 f"a dynamic axis was captured as fixed"
             )
 
 
 def absolute_difference(name: str, expected: Array, found: Array) -> float:
-    """The largest difference of an output: equal infinities are none, nor is NaN in both; in one alone it is infinite.
+    """Compute the largest difference of an output: equal infinities are none, nor is NaN in both; in one alone it is
+    infinite.
 
     Raises CaptureError if shapes differ.
     """

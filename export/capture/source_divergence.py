@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnx import ModelProto, ValueInfoProto
 
 from export.capture.parity import PARITY, relative_difference
-from export.passes.names import name_nodes
+from export.passes.optimize import name_nodes
 from laconic.arrays import Arrays
 from laconic.errors import CaptureError, RuntimeFailure
 from laconic.runtimes.onnxruntime import OnnxRuntime
@@ -32,10 +32,10 @@ def find_source_divergence(file: Path, graph: Path, samples: Iterable[Arrays]) -
         one = stack.enter_context(open_exposed(source, [tensor for _, tensor, _ in pairs]))
         other = stack.enter_context(open_exposed(target, [tensor for _, _, tensor in pairs]))
         for inputs in samples:
-            expected, found = one.run(inputs), other.run(inputs)
+            expected, actual = one.run(inputs), other.run(inputs)
             for name, tensor, counterpart in pairs:
                 try:
-                    error = relative_difference({name: expected[tensor]}, {name: found[counterpart]})
+                    error = relative_difference({name: expected[tensor]}, {name: actual[counterpart]})
                 except (CaptureError, TypeError):  # another shape, or no numbers: it is no counterpart
                     continue
                 if not error <= PARITY:

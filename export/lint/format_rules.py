@@ -25,7 +25,7 @@ FOUR_BITS = (TensorProto.INT4, TensorProto.UINT4)
 
 
 def check_opset(graph: LintGraph) -> Iterator[Problem]:
-    """The parser of TensorRT 11 takes opset 9 to 25 (NVIDIA's documentation)."""
+    """Check that the parser takes the opset: the parser of TensorRT 11 takes opset 9 to 25 (NVIDIA's documentation)."""
     if graph.opset not in OPSETS:
         yield (
             "error",
@@ -36,7 +36,7 @@ def check_opset(graph: LintGraph) -> Iterator[Problem]:
 
 
 def check_quantization_opset(graph: LintGraph) -> Iterator[Problem]:
-    """Forms of QuantizeLinear and DequantizeLinear that came later than the model's opset."""
+    """Find forms of QuantizeLinear and DequantizeLinear that came later than the model's opset."""
     for node in graph.of_type("QuantizeLinear", "DequantizeLinear"):
         needed, what = find_needed_opset(graph, node)
         if graph.opset < needed:
@@ -49,7 +49,7 @@ def check_quantization_opset(graph: LintGraph) -> Iterator[Problem]:
 
 
 def find_needed_opset(graph: LintGraph, node: NodeProto) -> tuple[int, str]:
-    """The first opset with what a quantization node uses, and what that is."""
+    """Find the first opset with what a quantization node uses, and what that is."""
     types = {graph.types.get(name) for name in (*node.input, *node.output) if name}
     if types & {TensorProto.FLOAT4E2M1}:
         return 23, "FP4"
@@ -67,7 +67,8 @@ def find_needed_opset(graph: LintGraph, node: NodeProto) -> tuple[int, str]:
 
 
 def check_mixed_types(graph: LintGraph) -> Iterator[Problem]:
-    """TensorRT 11 knows strongly typed networks only: it inserts no casts."""
+    """Find operators whose inputs differ in type. TensorRT 11 knows strongly typed networks only: it inserts no
+    casts."""
     for node in graph.of_type(*SAME_TYPE):
         names = [name for name in node.input[SAME_TYPE[node.op_type]] if name in graph.types]
         types = dict.fromkeys(graph.types[name] for name in names)
@@ -81,7 +82,8 @@ def check_mixed_types(graph: LintGraph) -> Iterator[Problem]:
 
 
 def check_overflow(graph: LintGraph) -> Iterator[Problem]:
-    """FP16 ends at 65504. A single infinity may be the mask of an attention, so it is a warning."""
+    """Find numbers that overflowed: FP16 ends at 65504. A single infinity may be the mask of an attention, so it is a
+    warning."""
     for name, tensor in graph.tensors.items():
         values = graph.array(name) if tensor.data_type == TensorProto.FLOAT16 else None
         if values is None or np.isfinite(values).all():
@@ -96,7 +98,7 @@ def check_overflow(graph: LintGraph) -> Iterator[Problem]:
 
 
 def check_float64(graph: LintGraph) -> Iterator[Problem]:
-    """TensorRT casts FP64 to FP32 (the parser's documentation)."""
+    """Find FP64, which TensorRT casts to FP32 (the parser's documentation)."""
     values = {value.name: value.type.tensor_type.elem_type for value in graph.model.graph.input}
     for name, kind in {**values, **{name: tensor.data_type for name, tensor in graph.tensors.items()}}.items():
         if kind == TensorProto.DOUBLE:
@@ -104,7 +106,7 @@ def check_float64(graph: LintGraph) -> Iterator[Problem]:
 
 
 def check_axes(graph: LintGraph) -> Iterator[Problem]:
-    """The bounds of a dynamic axis are given by its name."""
+    """Find dynamic axes without a name, by which their bounds are given."""
     for value in graph.model.graph.input:
         if value.name in graph.tensors:
             continue
@@ -123,17 +125,17 @@ def check_axes(graph: LintGraph) -> Iterator[Problem]:
 
 
 def check_external_data(graph: LintGraph) -> Iterator[Problem]:
-    """Weights that lie in files beside the model."""
+    """Check the weights that lie in files beside the model."""
     home = graph.folder.resolve()
     missing: dict[str, str] = {}
     for name, tensor in graph.tensors.items():
         if tensor.data_location != TensorProto.EXTERNAL:
             continue
-        found = {entry.key: entry.value for entry in tensor.external_data}
-        path = (home / found.get("location", "")).resolve()
-        end = sum(int(size) for size in (found.get("offset", ""), found.get("length", "")) if size.isdecimal())
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        path = (home / entries.get("location", "")).resolve()
+        end = sum(int(size) for size in (entries.get("offset", ""), entries.get("length", "")) if size.isdecimal())
         if not path.is_relative_to(home):
-            missing[name] = f"lies outside the folder of the model, in {found.get('location')}"
+            missing[name] = f"lies outside the folder of the model, in {entries.get('location')}"
         elif not path.is_file():
             missing[name] = f"lies in {path.name}, which is missing"
         elif path.stat().st_size < end:

@@ -45,7 +45,7 @@ class QuantizedCount:
 
 
 def list_weighted(graph: LintGraph) -> Iterator[WeightedNode]:
-    """The linear layers and convolutions with a constant weight."""
+    """List the linear layers and convolutions with a constant weight."""
     for node in graph.of_type(*LINEAR):
         first, second = node.input[:2]
         if second in graph.constants and first not in graph.constants:
@@ -57,7 +57,7 @@ def list_weighted(graph: LintGraph) -> Iterator[WeightedNode]:
 
 
 def find_shape(graph: LintGraph, name: str) -> tuple[int, ...] | None:
-    """The shape of a constant, also behind quantization nodes and operators that only move numbers.
+    """Find the shape of a constant, also behind quantization nodes and operators that only move numbers.
 
     Their rank is taken to stay the same.
     """
@@ -70,7 +70,7 @@ def find_shape(graph: LintGraph, name: str) -> tuple[int, ...] | None:
 
 
 def is_quantized(graph: LintGraph, layer: WeightedNode) -> bool:
-    """Whether both sides of a layer are quantized."""
+    """Return whether both sides of a layer are quantized."""
     sides = (layer.activation, layer.weight)
     return all(graph.find_dequantizer(name) is not None for name in sides)
 
@@ -83,16 +83,17 @@ def count_layers(graph: LintGraph) -> QuantizedCount:
 
 
 def check_half_quantized(graph: LintGraph) -> Iterator[Problem]:
-    """A product runs in 8 bits only with both sides quantized. INT4 and FP4 weights stand alone."""
+    """Find products with one side quantized. A product runs in 8 bits only with both sides quantized. INT4 and FP4
+    weights stand alone."""
     weighted = {name_of(layer.node): layer for layer in list_weighted(graph)}
     for node in graph.of_type(*LINEAR):
         sides = [graph.find_dequantizer(name) for name in node.input[:2]]
-        found = [each for each in sides if each is not None]
-        if len(found) != 1:
+        dequantizers = [each for each in sides if each is not None]
+        if len(dequantizers) != 1:
             continue
         layer = weighted.get(name_of(node))
         is_weight = layer is not None and graph.find_dequantizer(layer.weight) is not None
-        if is_weight and find_type(graph, found[0]) in WEIGHT_ONLY:
+        if is_weight and find_type(graph, dequantizers[0]) in WEIGHT_ONLY:
             continue
         if layer is None:
             what, missing = "one operand is quantized and the other is not", "both operands or neither"
@@ -104,7 +105,7 @@ def check_half_quantized(graph: LintGraph) -> Iterator[Problem]:
 
 
 def check_weight_axis(graph: LintGraph) -> Iterator[Problem]:
-    """A weight has one scale per output channel, or a single one."""
+    """Check that a weight has one scale per output channel, or a single one."""
     for layer in list_weighted(graph):
         axis, name = layer.axis, layer.weight
         node = graph.producers.get(name)
@@ -120,18 +121,18 @@ def check_weight_axis(graph: LintGraph) -> Iterator[Problem]:
         scale, shape = read_scale(graph, node), find_shape(graph, node.input[0])
         if scale is None or scale.ndim != 1 or scale.size == 1 or shape is None:
             continue
-        given = attribute_of(node, "axis", 1) % max(len(shape), 1)
-        if given != axis:
+        scale_axis = attribute_of(node, "axis", 1) % max(len(shape), 1)
+        if scale_axis != axis:
             yield (
                 "error",
                 name_of(node),
-                f"the weight of {name_of(layer.node)} has its scales along axis {given}, and TensorRT has 8-bit "
+                f"the weight of {name_of(layer.node)} has its scales along axis {scale_axis}, and TensorRT has 8-bit "
                 f"kernels for scales per output channel, axis {axis}. Quantize along axis {axis}",
             )
 
 
 def check_bias(graph: LintGraph) -> Iterator[Problem]:
-    """A bias stays in float: the kernel adds it to the sums."""
+    """Check that biases stay in float: the kernel adds them to the sums."""
     for node, name in list_biases(graph):
         source = graph.producers.get(name)
         if source is not None and source.op_type in ("QuantizeLinear", "DequantizeLinear"):
@@ -143,7 +144,8 @@ def check_bias(graph: LintGraph) -> Iterator[Problem]:
 
 
 def check_residual_additions(graph: LintGraph) -> Iterator[Problem]:
-    """A convolution that is added to a shortcut writes 8 bits only if the shortcut is quantized.
+    """Find shortcuts that are not quantized. A convolution that is added to a shortcut writes 8 bits only if the
+    shortcut is quantized.
 
     By NVIDIA's recommendation the shortcut comes from DequantizeLinear, and the convolution is added directly.
     """
@@ -163,7 +165,7 @@ def check_residual_additions(graph: LintGraph) -> Iterator[Problem]:
 
 
 def is_added_alone(graph: LintGraph, name: str) -> bool:
-    """Whether a tensor is the output of a quantized convolution, and one node alone reads it."""
+    """Return whether a tensor is the output of a quantized convolution, and one node alone reads it."""
     node = graph.producers.get(name)
     if node is not None and node.op_type == "BatchNormalization":
         node = graph.producers.get(node.input[0])
@@ -172,7 +174,7 @@ def is_added_alone(graph: LintGraph, name: str) -> bool:
 
 
 def is_convolution_output(graph: LintGraph, name: str) -> bool:
-    """Whether a dequantized tensor is the output of a quantized convolution."""
+    """Return whether a dequantized tensor is the output of a quantized convolution."""
     dequantizer = graph.find_dequantizer(name)
     quantizer = graph.producers.get(dequantizer.input[0]) if dequantizer is not None else None
     node = graph.producers.get(quantizer.input[0]) if quantizer is not None else None
@@ -182,5 +184,5 @@ def is_convolution_output(graph: LintGraph, name: str) -> bool:
 
 
 def is_quantized_convolution(graph: LintGraph, node: NodeProto) -> bool:
-    """Whether a node is a convolution with both sides quantized."""
+    """Return whether a node is a convolution with both sides quantized."""
     return node.op_type in CONVOLUTIONS and all(graph.find_dequantizer(name) is not None for name in node.input[:2])

@@ -58,17 +58,17 @@ class LintGraph:
     @cached_property
     def constants(self) -> set[str]:
         """The tensors that can be computed before the model runs: constants, and what is computed from them alone."""
-        found = set(self.tensors)
+        names = set(self.tensors)
         for node in self.nodes:
             read = [name for name in node.input if name]
-            if node.op_type == "Constant" or (read and found.issuperset(read)):
-                found.update(node.output)
-        return found
+            if node.op_type == "Constant" or (read and names.issuperset(read)):
+                names.update(node.output)
+        return names
 
     @cached_property
     def types(self) -> dict[str, int]:
         """Element types (of TensorProto) by tensor, as far as they can be inferred."""
-        found = {name: int(tensor.data_type) for name, tensor in self.tensors.items()}
+        types = {name: int(tensor.data_type) for name, tensor in self.tensors.items()}
         model = self.model
         if model.ByteSize() <= MAX_INFERRED_BYTES:
             try:
@@ -77,43 +77,43 @@ class LintGraph:
                 model = self.model
         for value in (*model.graph.input, *model.graph.value_info, *model.graph.output):
             if value.type.tensor_type.elem_type:
-                found[value.name] = int(value.type.tensor_type.elem_type)
-        return found
+                types[value.name] = int(value.type.tensor_type.elem_type)
+        return types
 
     def all_nodes(self) -> Iterator[NodeProto]:
-        """The nodes of the graph, of its subgraphs, and of the model's own functions."""
+        """Yield the nodes of the graph, of its subgraphs, and of the model's own functions."""
         yield from walk_nodes(self.model.graph)
         for function in self.model.functions:
             yield from function.node
 
     def of_type(self, *kinds: str) -> list[NodeProto]:
-        """The nodes of the main graph with one of these operators."""
+        """Return the nodes of the main graph with one of these operators."""
         return [node for node in self.nodes if node.op_type in kinds and node.domain in DEFAULT_DOMAINS]
 
     def array(self, name: str) -> Array | None:
-        """The values of a constant tensor; None for another one, and for data that cannot be read."""
+        """Read the values of a constant tensor; None for another one, and for data that cannot be read."""
         tensor = self.tensors.get(name)
         if tensor is None:
             return None
         try:
-            found = numpy_helper.to_array(tensor, str(self.folder))
+            values = numpy_helper.to_array(tensor, str(self.folder))
         except (OSError, KeyError, ValueError, TypeError, onnx.checker.ValidationError):
             return None
-        return None if found.dtype.kind in "OSU" else found
+        return None if values.dtype.kind in "OSU" else values
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """The shape of a constant tensor; None for another one."""
+        """Return the shape of a constant tensor; None for another one."""
         return tuple(self.tensors[name].dims) if name in self.tensors else None
 
     def find_dequantizer(self, name: str) -> NodeProto | None:
-        """The DequantizeLinear that a tensor comes from, directly or through operators that only move numbers."""
+        """Find the DequantizeLinear that a tensor comes from, directly or through operators that only move numbers."""
         node = self.producers.get(name)
         while node is not None and node.op_type in COMMUTING:
             node = self.producers.get(node.input[0])
         return node if node is not None and node.op_type == "DequantizeLinear" else None
 
     def is_weight(self, node: NodeProto) -> bool:
-        """Whether a QuantizeLinear or DequantizeLinear reads a constant."""
+        """Return whether a QuantizeLinear or DequantizeLinear reads a constant."""
         return node.input[0] in self.constants
 
 
@@ -153,7 +153,7 @@ def check_order(graph: GraphProto, path: Path) -> None:
 
 
 def walk_nodes(graph: GraphProto) -> Iterator[NodeProto]:
-    """The nodes of a graph and of its subgraphs."""
+    """Yield the nodes of a graph and of its subgraphs."""
     for node in graph.node:
         yield node
         for attribute in node.attribute:
@@ -162,7 +162,7 @@ def walk_nodes(graph: GraphProto) -> Iterator[NodeProto]:
 
 
 def read_constant(node: NodeProto) -> Iterator[TensorProto]:
-    """The value of a Constant node, as a tensor; nothing for strings and sparse values."""
+    """Read the value of a Constant node, as a tensor; nothing for strings and sparse values."""
     for attribute in node.attribute:
         value = helper.get_attribute_value(attribute)
         if attribute.name == "value":
@@ -172,16 +172,16 @@ def read_constant(node: NodeProto) -> Iterator[TensorProto]:
 
 
 def name_of(node: NodeProto) -> str:
-    """The name of a node; without one, its first output, and without that its operator."""
+    """Return the name of a node; without one, its first output, and without that its operator."""
     return str(node.name or next(iter(node.output), "") or node.op_type)
 
 
 def attribute_of(node: NodeProto, name: str, default: int) -> int:
-    """An integer attribute of a node, or its default."""
+    """Return an integer attribute of a node, or its default."""
     return next((int(each.i) for each in node.attribute if each.name == name), default)
 
 
 def type_name(number: int) -> str:
-    """The name of an element type, as in onnx.proto: `FLOAT16`."""
+    """Return the name of an element type, as in onnx.proto: `FLOAT16`."""
     known = number in TensorProto.DataType.values()
     return str(TensorProto.DataType.Name(number)) if known else f"type {number}"

@@ -58,15 +58,15 @@ LIMITS: dict[str, tuple[Callable[[NodeProto], bool], str]] = {
 
 
 def read_text(node: NodeProto, name: str) -> str:
-    """A text attribute of a node; empty if it has none."""
+    """Read a text attribute of a node; empty if it has none."""
     return next((bytes(each.s).decode(errors="replace") for each in node.attribute if each.name == name), "")
 
 
 def check_domains(graph: LintGraph) -> Iterator[Problem]:
-    """Operators outside the ONNX standard need a plugin. The model's own functions are inlined."""
-    own = {(function.domain, function.name) for function in graph.model.functions}
+    """Find operators outside the ONNX standard, which need a plugin. The model's own functions are inlined."""
+    functions = {(function.domain, function.name) for function in graph.model.functions}
     for node in graph.all_nodes():
-        if node.domain not in DEFAULT_DOMAINS and (node.domain, node.op_type) not in own:
+        if node.domain not in DEFAULT_DOMAINS and (node.domain, node.op_type) not in functions:
             yield (
                 "error",
                 name_of(node),
@@ -76,7 +76,7 @@ def check_domains(graph: LintGraph) -> Iterator[Problem]:
 
 
 def check_operators(graph: LintGraph) -> Iterator[Problem]:
-    """Operators that the parser refuses; a warning for those that its table does not list."""
+    """Find operators that the parser refuses; a warning for those that its table does not list."""
     for node in standard_nodes(graph):
         if node.op_type in UNSUPPORTED:
             yield "error", name_of(node), f"TensorRT's parser has no {node.op_type}. Replace it by other operators"
@@ -90,7 +90,7 @@ def check_operators(graph: LintGraph) -> Iterator[Problem]:
 
 
 def check_dynamic_quantization(graph: LintGraph) -> Iterator[Problem]:
-    """Operators of dynamic quantization and of the QOperator format, which the parser refuses."""
+    """Find operators of dynamic quantization and of the QOperator format, which the parser refuses."""
     for node in standard_nodes(graph):
         if node.op_type in DYNAMIC:
             yield (
@@ -102,7 +102,8 @@ def check_dynamic_quantization(graph: LintGraph) -> Iterator[Problem]:
 
 
 def check_limits(graph: LintGraph) -> Iterator[Problem]:
-    """Uses of known operators that the parser's table excludes for TensorRT 10.15; later versions may take them."""
+    """Find uses of known operators that the parser's table excludes for TensorRT 10.15; later versions may take
+    them."""
     for node in standard_nodes(graph):
         needs, what = LIMITS.get(node.op_type, (None, ""))
         if needs is not None and needs(node):
@@ -110,7 +111,7 @@ def check_limits(graph: LintGraph) -> Iterator[Problem]:
 
 
 def check_data_dependence(graph: LintGraph) -> Iterator[Problem]:
-    """Shapes that depend on data and control flow: they split the engine, and CUDA graphs cannot capture them."""
+    """Find shapes that depend on data and control flow: they split the engine, and CUDA graphs cannot capture them."""
     for node in standard_nodes(graph):
         if node.op_type in DATA_DEPENDENT:
             yield (
@@ -122,5 +123,5 @@ def check_data_dependence(graph: LintGraph) -> Iterator[Problem]:
 
 
 def standard_nodes(graph: LintGraph) -> Iterator[NodeProto]:
-    """The nodes with standard operators, those of subgraphs included."""
+    """Yield the nodes with standard operators, those of subgraphs included."""
     return (node for node in graph.all_nodes() if node.domain in DEFAULT_DOMAINS)

@@ -20,7 +20,7 @@ SCALE_SOURCES = frozenset({"Cast", "Constant", "DequantizeLinear", "Identity"})
 
 
 def list_quantizers(graph: LintGraph) -> list[NodeProto]:
-    """Every QuantizeLinear, and every DequantizeLinear that is not behind one: each Q/DQ pair once."""
+    """List every QuantizeLinear, and every DequantizeLinear that is not behind one: each Q/DQ pair once."""
     pairs = []
     for node in graph.of_type("QuantizeLinear", "DequantizeLinear"):
         producer = graph.producers.get(node.input[0])
@@ -30,7 +30,7 @@ def list_quantizers(graph: LintGraph) -> list[NodeProto]:
 
 
 def find_type(graph: LintGraph, node: NodeProto) -> int:
-    """The element type that a node quantizes to, or dequantizes from; 0 where it is not known."""
+    """Find the element type that a node quantizes to, or dequantizes from; 0 where it is not known."""
     if node.op_type == "DequantizeLinear":
         return graph.types.get(node.input[0], 0)
     if len(node.input) > 2 and node.input[2]:
@@ -39,13 +39,13 @@ def find_type(graph: LintGraph, node: NodeProto) -> int:
 
 
 def read_scale(graph: LintGraph, node: NodeProto) -> Array | None:
-    """The scales of a node as float64; None where they are not constant."""
-    found = graph.array(node.input[1])
-    return None if found is None else found.astype(np.float64)
+    """Read the scales of a node as float64; None where they are not constant."""
+    scales = graph.array(node.input[1])
+    return None if scales is None else scales.astype(np.float64)
 
 
 def list_biases(graph: LintGraph) -> Iterator[tuple[NodeProto, str]]:
-    """The nodes that add a bias, and the bias: convolutions, Gemm, and Add of a constant behind MatMul."""
+    """List the nodes that add a bias, and the bias: convolutions, Gemm, and Add of a constant behind MatMul."""
     for node in graph.of_type("Gemm", "Conv", "ConvTranspose"):
         yield from ((node, name) for name in node.input[2:] if name)
     for node in graph.of_type("Add"):
@@ -56,7 +56,8 @@ def list_biases(graph: LintGraph) -> Iterator[tuple[NodeProto, str]]:
 
 
 def check_quantized_type(graph: LintGraph) -> Iterator[Problem]:
-    """On a GPU, quantized tensors are INT8, FP8 (E4M3) and, for weights, INT4 and FP4. Unsigned types are for DLA."""
+    """Check the types of quantized tensors: on a GPU they are INT8, FP8 (E4M3) and, for weights, INT4 and FP4. Unsigned
+    types are for DLA."""
     biases = {name for _, name in list_biases(graph)}
     for node in list_quantizers(graph):
         kind = find_type(graph, node)
@@ -79,10 +80,10 @@ def check_quantized_type(graph: LintGraph) -> Iterator[Problem]:
 
 
 def check_zero_points(graph: LintGraph) -> Iterator[Problem]:
-    """Quantization is symmetric."""
+    """Check that quantization is symmetric."""
     for node in list_quantizers(graph):
-        found = graph.array(node.input[2]) if len(node.input) > 2 and node.input[2] else None
-        points = np.zeros(1) if found is None else found.astype(np.float64)
+        stored = graph.array(node.input[2]) if len(node.input) > 2 and node.input[2] else None
+        points = np.zeros(1) if stored is None else stored.astype(np.float64)
         if points.any():
             yield (
                 "error",
@@ -93,7 +94,7 @@ def check_zero_points(graph: LintGraph) -> Iterator[Problem]:
 
 
 def check_dynamic_scales(graph: LintGraph) -> Iterator[Problem]:
-    """Scales and zero points are constants of the engine."""
+    """Check that scales and zero points are constants of the engine."""
     for node in list_quantizers(graph):
         for name in filter(None, node.input[1:]):
             source = graph.producers.get(name)
@@ -107,7 +108,7 @@ def check_dynamic_scales(graph: LintGraph) -> Iterator[Problem]:
 
 
 def check_scales(graph: LintGraph) -> Iterator[Problem]:
-    """Scales are positive and finite."""
+    """Check that scales are positive and finite."""
     for node in list_quantizers(graph):
         scale = read_scale(graph, node)
         if scale is not None and not (np.isfinite(scale) & (scale > 0)).all():
@@ -121,7 +122,7 @@ def check_scales(graph: LintGraph) -> Iterator[Problem]:
 
 
 def check_pairs(graph: LintGraph) -> Iterator[Problem]:
-    """A pair with two scales computes what the graph says, and multiplies by their ratio."""
+    """Find pairs with two scales. Such a pair computes what the graph says, and multiplies by their ratio."""
     for node in graph.of_type("DequantizeLinear"):
         producer = graph.producers.get(node.input[0])
         if producer is None or producer.op_type != "QuantizeLinear":
@@ -139,7 +140,7 @@ def check_pairs(graph: LintGraph) -> Iterator[Problem]:
 
 
 def check_activation_granularity(graph: LintGraph) -> Iterator[Problem]:
-    """INT8 and FP8 activations have one scale per tensor."""
+    """Check that INT8 and FP8 activations have one scale per tensor."""
     for node in graph.of_type("QuantizeLinear"):
         scale = read_scale(graph, node)
         if graph.is_weight(node) or scale is None or scale.size == 1 or attribute_of(node, "block_size", 0):
@@ -153,7 +154,8 @@ def check_activation_granularity(graph: LintGraph) -> Iterator[Problem]:
 
 
 def check_weight_quantizers(graph: LintGraph) -> Iterator[Problem]:
-    """TensorRT quantizes such a weight while it builds, but the file is four times as large."""
+    """Find weights that are stored in float. TensorRT quantizes such a weight while it builds, but the file is four
+    times as large."""
     for node in graph.of_type("QuantizeLinear"):
         if graph.is_weight(node):
             yield (
@@ -165,7 +167,7 @@ def check_weight_quantizers(graph: LintGraph) -> Iterator[Problem]:
 
 
 def check_int4_blocks(graph: LintGraph) -> Iterator[Problem]:
-    """INT4 weights have a scale per block of 64 or 128 along one of their last two axes."""
+    """Check that INT4 weights have a scale per block of 64 or 128 along one of their last two axes."""
     for node in graph.of_type("DequantizeLinear"):
         shape = graph.shape(node.input[0])
         if find_type(graph, node) != TensorProto.INT4 or not shape:
@@ -174,16 +176,16 @@ def check_int4_blocks(graph: LintGraph) -> Iterator[Problem]:
         axis += len(shape) if axis < 0 else 0
         if size not in INT4_BLOCKS:
             what = f"has blocks of {size}" if size else "has no blocks"
-            wanted = f"blocks of {' or '.join(map(str, INT4_BLOCKS))}"
+            expected = f"blocks of {' or '.join(map(str, INT4_BLOCKS))}"
         elif axis not in (len(shape) - 1, len(shape) - 2):
-            what, wanted = f"has its blocks along axis {axis} of {len(shape)}", "one of the last two axes"
+            what, expected = f"has its blocks along axis {axis} of {len(shape)}", "one of the last two axes"
         elif shape[axis] % size:
-            what, wanted = f"has {shape[axis]} numbers along axis {axis}", f"a multiple of the block size {size}"
+            what, expected = f"has {shape[axis]} numbers along axis {axis}", f"a multiple of the block size {size}"
         else:
             continue
         yield (
             "error",
             name_of(node),
-            f"the INT4 weight {node.input[0]} {what}, and TensorRT takes {wanted}. Quantize again (group_size: 128), "
+            f"the INT4 weight {node.input[0]} {what}, and TensorRT takes {expected}. Quantize again (group_size: 128), "
             f"or use 8 bits",
         )

@@ -50,16 +50,16 @@ class SparseWeight:
 
 
 def check_sparsity(graph: LintGraph) -> Iterator[Problem]:
-    """Zeros pay off in the 2:4 pattern alone, in wide layers that do not compute in FP32."""
+    """Find zeros that do not pay off: they do in the 2:4 pattern alone, in wide layers that do not compute in FP32."""
     for weight in list_sparse(graph):
-        found = explain_density(graph, weight)
-        if found:
+        reason = explain_density(graph, weight)
+        if reason:
             share = f"{100 * weight.zeros:.0f} % of the weights are zero, and take the time of others: "
-            yield "warning", name_of(weight.layer.node), share + found
+            yield "warning", name_of(weight.layer.node), share + reason
 
 
 def explain_density(graph: LintGraph, weight: SparseWeight) -> str:
-    """Why a layer with many zeros runs as if it had none, and what to try; empty where nothing is known."""
+    """Say why a layer with many zeros runs as if it had none, and what to try; empty where nothing is known."""
     if weight.inputs % 4:
         return (
             f"its {weight.inputs} inputs are no multiple of four. Only 2:4 sparse weights have kernels; keep it dense"
@@ -88,7 +88,7 @@ def count_sparse(graph: LintGraph) -> SparseCount:
 
 
 def list_sparse(graph: LintGraph) -> Iterator[SparseWeight]:
-    """The weights with at least `LEAST_ZEROS` of zeros."""
+    """List the weights with at least `LEAST_ZEROS` of zeros."""
     for layer in list_weighted(graph):
         weight = read_weight(graph, layer)
         if weight is None or not weight.size:
@@ -104,14 +104,14 @@ def list_sparse(graph: LintGraph) -> Iterator[SparseWeight]:
 
 
 def find_input_axis(layer: WeightedNode, rank: int) -> int:
-    """The axis of a weight along which products are summed up."""
+    """Find the axis of a weight along which products are summed up."""
     if layer.node.op_type == "MatMul":
         return rank - 1 if layer.axis == rank - 2 else rank - 2
     return {"Gemm": 1 - layer.axis, "Conv": 1, "ConvTranspose": 0}[layer.node.op_type]
 
 
 def read_weight(graph: LintGraph, layer: WeightedNode) -> Array | None:
-    """The numbers of a weight as it is stored, in the order in which its layer reads them; None where an operator
+    """Read the numbers of a weight as it is stored, in the order in which its layer reads them; None where an operator
     changes their order in another way, or they cannot be read."""
     orders = []
     name = layer.weight

@@ -8,69 +8,35 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from export.lint.format_rules import (
-    check_axes,
-    check_external_data,
-    check_float64,
-    check_mixed_types,
-    check_opset,
-    check_overflow,
-    check_quantization_opset,
-)
-from export.lint.layer_rules import (
-    QuantizedCount,
-    check_bias,
-    check_half_quantized,
-    check_residual_additions,
-    check_weight_axis,
-    count_layers,
-)
+from export.lint import format_rules, layer_rules, parser_operators, scale_rules, sparsity_rules
 from export.lint.lint_graph import LintGraph, Problem, Severity, open_graph
-from export.lint.parser_operators import (
-    check_data_dependence,
-    check_domains,
-    check_dynamic_quantization,
-    check_limits,
-    check_operators,
-)
-from export.lint.scale_rules import (
-    check_activation_granularity,
-    check_dynamic_scales,
-    check_int4_blocks,
-    check_pairs,
-    check_quantized_type,
-    check_scales,
-    check_weight_quantizers,
-    check_zero_points,
-)
-from export.lint.sparsity_rules import SparseCount, check_sparsity, count_sparse
 
 RULES: dict[str, Callable[[LintGraph], Iterator[Problem]]] = {
-    "external-data": check_external_data,
-    "opset": check_opset,
-    "quantization-opset": check_quantization_opset,
-    "foreign-domain": check_domains,
-    "unknown-operator": check_operators,
-    "dynamic-quantization": check_dynamic_quantization,
-    "operator-limit": check_limits,
-    "data-dependent": check_data_dependence,
-    "mixed-types": check_mixed_types,
-    "fp16-overflow": check_overflow,
-    "float64": check_float64,
-    "unnamed-axis": check_axes,
-    "quantized-type": check_quantized_type,
-    "zero-point": check_zero_points,
-    "dynamic-scale": check_dynamic_scales,
-    "bad-scale": check_scales,
-    "scale-mismatch": check_pairs,
-    "activation-channels": check_activation_granularity,
-    "weight-quantizer": check_weight_quantizers,
-    "weight-axis": check_weight_axis,
-    "int4-block": check_int4_blocks,
-    "half-quantized": check_half_quantized,
-    "quantized-bias": check_bias,
-    "residual-add": check_residual_additions,
-    "sparsity": check_sparsity,
+    "external-data": format_rules.check_external_data,
+    "opset": format_rules.check_opset,
+    "quantization-opset": format_rules.check_quantization_opset,
+    "foreign-domain": parser_operators.check_domains,
+    "unknown-operator": parser_operators.check_operators,
+    "dynamic-quantization": parser_operators.check_dynamic_quantization,
+    "operator-limit": parser_operators.check_limits,
+    "data-dependent": parser_operators.check_data_dependence,
+    "mixed-types": format_rules.check_mixed_types,
+    "fp16-overflow": format_rules.check_overflow,
+    "float64": format_rules.check_float64,
+    "unnamed-axis": format_rules.check_axes,
+    "quantized-type": scale_rules.check_quantized_type,
+    "zero-point": scale_rules.check_zero_points,
+    "dynamic-scale": scale_rules.check_dynamic_scales,
+    "bad-scale": scale_rules.check_scales,
+    "scale-mismatch": scale_rules.check_pairs,
+    "activation-channels": scale_rules.check_activation_granularity,
+    "weight-quantizer": scale_rules.check_weight_quantizers,
+    "weight-axis": layer_rules.check_weight_axis,
+    "int4-block": scale_rules.check_int4_blocks,
+    "half-quantized": layer_rules.check_half_quantized,
+    "quantized-bias": layer_rules.check_bias,
+    "residual-add": layer_rules.check_residual_additions,
+    "sparsity": sparsity_rules.check_sparsity,
 }
 """The rules by name, in the order in which findings are listed."""
 
@@ -95,17 +61,17 @@ def lint_tensorrt(path: Path) -> list[LintFinding]:
     ]
 
 
-def count_quantized(path: Path) -> QuantizedCount:
+def count_quantized(path: Path) -> layer_rules.QuantizedCount:
     """Count the linear layers and convolutions of an ONNX file whose two sides are quantized.
 
     Raises SourceError for a file that is not ONNX.
     """
-    return count_layers(open_graph(path))
+    return layer_rules.count_layers(open_graph(path))
 
 
-def count_sparse_layers(path: Path) -> SparseCount:
+def count_sparse_layers(path: Path) -> sparsity_rules.SparseCount:
     """Count the linear layers and convolutions of an ONNX file with 2:4 sparse weights.
 
     Raises SourceError for a file that is not ONNX.
     """
-    return count_sparse(open_graph(path))
+    return sparsity_rules.count_sparse(open_graph(path))

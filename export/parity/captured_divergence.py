@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import NodeProto
 from torch import Tensor, nn
 
 from export.capture.parity import PARITY, relative_difference
+from export.passes.rewrite import read_tensors
 from laconic.arrays import Array, Arrays
 from laconic.artifacts.parity_ledger import Divergence
 from laconic.errors import CaptureError
@@ -31,12 +31,12 @@ class ModuleDifference:
     whole: float = 0.0
     rescaled: float = 0.0
 
-    def add(self, expected: Array, found: Array) -> None:
+    def add(self, expected: Array, actual: Array) -> None:
         """Add a sample. Raises CaptureError if the shapes differ."""
-        self.whole = max(self.whole, relative_difference({"": expected}, {"": found}))
-        power = float(np.vdot(found, found))
-        factor = float(np.vdot(found, expected)) / power if power else 1.0
-        self.rescaled = max(self.rescaled, relative_difference({"": expected}, {"": found * factor}))
+        self.whole = max(self.whole, relative_difference({"": expected}, {"": actual}))
+        power = float(np.vdot(actual, actual))
+        factor = float(np.vdot(actual, expected)) / power if power else 1.0
+        self.rescaled = max(self.rescaled, relative_difference({"": expected}, {"": actual * factor}))
 
 
 def find_captured_divergence(checkpoint: Checkpoint, graph: Graph, samples: Sequence[Arrays]) -> Divergence:
@@ -72,13 +72,13 @@ def find_module_outputs(model: onnx.ModelProto, module: nn.Module) -> dict[str, 
     """Find the tensor that each module computes, by its path, in the order of the graph: nodes are named after the
     module that they belong to."""
     paths = {path for path, _ in module.named_modules() if path}
-    found: dict[str, str] = {}
+    tensors: dict[str, str] = {}
     for node in model.graph.node:
         path = node.name.rpartition("/")[0]
         if path in paths:
-            found.pop(path, None)  # a later node takes its place in the order, too
-            found[path] = node.output[0]
-    return found
+            tensors.pop(path, None)  # a later node takes its place in the order, too
+            tensors[path] = node.output[0]
+    return tensors
 
 
 def measure_differences(
@@ -106,11 +106,11 @@ def measure_differences(
                 seen.clear()
                 with forward_hooks(checkpoint.module, tensors, after=keep):
                     original.run(inputs)
-                found = captured.run(inputs)
+                actual = captured.run(inputs)
                 for name in list(differences):
                     try:
                         (expected,) = seen.get(name, [])
-                        differences[name].add(expected, found[tensors[name]])
+                        differences[name].add(expected, actual[tensors[name]])
                     except (ValueError, CaptureError):
                         del differences[name]
     return differences
@@ -121,16 +121,10 @@ def find_upstream(model: onnx.ModelProto, modules: dict[str, str]) -> dict[str, 
     origins: dict[str, frozenset[str]] = {}
     upstream: dict[str, frozenset[str]] = {}
     for node in model.graph.node:
-        read = frozenset[str]().union(*(origins.get(tensor, frozenset()) for tensor in list_reads(node)))
+        read = frozenset[str]().union(*(origins.get(tensor, frozenset()) for tensor in read_tensors(node)))
         for tensor in node.output:
             path = modules.get(tensor)
             if path is not None:
                 upstream[path] = read
             origins[tensor] = read if path is None else read | {path}
     return upstream
-
-
-def list_reads(node: NodeProto) -> list[str]:
-    """List the tensors that a node reads, those that its subgraphs read included."""
-    inner = [each for attribute in node.attribute for each in (attribute.g, *attribute.graphs)]
-    return [*node.input, *(tensor for graph in inner for each in graph.node for tensor in list_reads(each))]

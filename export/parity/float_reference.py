@@ -85,7 +85,7 @@ class FloatReference:
         return tensors
 
     def _find_biased(self, layers: Iterable[Layer]) -> dict[str, Layer]:
-        """The layers whose output is read by the addition of a bias alone, by the name of that output."""
+        """Find the layers whose output is read by the addition of a bias alone, by the name of that output."""
         readers: dict[str, list[NodeProto]] = {}
         for node in self._captured.node:
             for tensor in node.input:
@@ -145,7 +145,8 @@ class FloatReference:
         self._placed.node.append(copy)
 
     def _take_weight(self, name: str) -> str:
-        """The name of a captured initializer in the placed graph; that of another tensor is the same."""
+        """Add a captured initializer to the placed graph; return its name there, while that of another tensor is the
+        same."""
         if name not in self._weights:
             return name
         return self._add_weight(name + REFERENCE, numpy_helper.to_array(self._weights[name]))

@@ -59,7 +59,7 @@ def make_parity_ledger(
 
 
 def read_samples(data: Path | None, task: Task) -> Dataset:
-    """At most PARITY_SAMPLES samples of a file, or as many synthetic examples."""
+    """Read at most PARITY_SAMPLES samples of a file, or as many synthetic examples."""
     if data is None:
         return make_dataset(task.examples(PARITY_SAMPLES), task, name="made-up samples")
     return read(data, task).take(PARITY_SAMPLES)
@@ -68,18 +68,18 @@ def read_samples(data: Path | None, task: Task) -> Dataset:
 def check_original(source: Source, path: Path, artifact: Path, manifest: Manifest) -> None:
     """Raise SourceError unless a source has the inputs and outputs of an artifact."""
     assert isinstance(source, (CheckpointSource, GraphSource))
-    own = source.checkpoint if isinstance(source, CheckpointSource) else source.graph
+    model = source.checkpoint if isinstance(source, CheckpointSource) else source.graph
     for side in ("inputs", "outputs"):
-        found, expected = (describe_signature(getattr(each, side)) for each in (own, manifest))
-        if found != expected:
+        actual, expected = (describe_signature(getattr(each, side)) for each in (model, manifest))
+        if actual != expected:
             raise SourceError(
-                f"{path} is not the model that {artifact} was made from: its {side} are {', '.join(found)}, expected "
+                f"{path} is not the model that {artifact} was made from: its {side} are {', '.join(actual)}, expected "
                 f"{', '.join(expected)}. Give the source of that artifact as --original"
             )
 
 
 def describe_signature(specs: tuple[TensorSpec, ...]) -> list[str]:
-    """The name, type and shape of each tensor."""
+    """Describe the name, type and shape of each tensor."""
     return [f"{spec.name}: {spec.dtype} {spec.describe()}" for spec in specs]
 
 
@@ -98,13 +98,13 @@ class Follower:
             return ParityRow(step=model.name, ran=model.ran, skipped=model.skipped)
         try:
             with self.steps.step(model.name, len(self.dataset)) as step, model.open() as session:
-                found = predict(session, self.task, self.dataset, step, rows=1)
-            comparisons = tuple(self.compare(model, found))
+                outputs = predict(session, self.task, self.dataset, step, rows=1)
+            comparisons = tuple(self.compare(model, outputs))
         except (CaptureError, RuntimeFailure, UnprovenArtifact) as error:
             if not self.outputs:  # nothing can be compared without the original
                 raise
             return ParityRow(step=model.name, ran=model.ran, refused=str(error))
-        self.outputs[model.name] = found
+        self.outputs[model.name] = outputs
         divergence = None
         if comparisons and not comparisons[0].passed and model.explain is not None:
             with self.steps.step("find the divergence"):
@@ -140,13 +140,13 @@ class Follower:
     def make_comparison(
         self, model: ModelStep, against: str, figures: dict[str, float], required: dict[str, float]
     ) -> Comparison:
-        """The comparison of a step with another one."""
+        """Make the comparison of a step with another one."""
         return Comparison(subject=model.name, against=against, samples=self.count, figures=figures, required=required)
 
 
-def is_identical(before: Arrays, found: Arrays, row: int) -> bool:
-    """Whether all outputs of a sample are the same to the bit."""
+def is_identical(before: Arrays, actual: Arrays, row: int) -> bool:
+    """Return whether all outputs of a sample are the same to the bit."""
     return all(
         before[name].dtype == array.dtype and before[name][row].tobytes() == array[row].tobytes()
-        for name, array in found.items()
+        for name, array in actual.items()
     )

@@ -4,11 +4,11 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import onnx
 
-from export.parity.error_sum import ErrorSum
 from export.parity.float_reference import FloatReference, ReferencedTensor
-from laconic.arrays import Arrays
+from laconic.arrays import Array, Arrays
 from laconic.artifacts.parity_ledger import Divergence
 from laconic.errors import RuntimeFailure
 from laconic.hardware import cores
@@ -21,6 +21,29 @@ and 0.8 in INT4, 1.8 for a small convolutional network."""
 
 FLOOR = 0.01
 """The relative error that is always allowed. A node that is not quantized gives the same to the bit."""
+
+
+class ErrorSum:
+    """The relative error of a tensor over several samples: the norm of the differences, by that of the values."""
+
+    def __init__(self) -> None:
+        self._differences = self._values = 0.0
+
+    def add(self, actual: Array, expected: Array) -> None:
+        """Add a sample's values. Equal infinities are no difference; NaN in only one of the two is an infinite one."""
+        a, b = actual.astype(np.float64), expected.astype(np.float64)
+        same = (a == b) | (np.isnan(a) & np.isnan(b))
+        # What the exporter writes for minus infinity in a mask has a square beyond float32, and not beyond float64.
+        difference = np.where(same, 0.0, a - np.where(same, 0.0, b))
+        self._differences += float("inf") if np.isnan(difference).any() else float(np.square(difference).sum())
+        self._values += float(np.square(b[np.isfinite(b)]).sum())
+
+    @property
+    def relative(self) -> float:
+        """The relative error: 0 for equal values, infinite where zeros were expected and others found."""
+        if self._differences == 0:
+            return 0.0
+        return float(np.sqrt(self._differences / self._values)) if self._values else float("inf")
 
 
 def find_placed_divergence(
@@ -78,11 +101,11 @@ def measure_errors(
         onnx.save(model, path, save_as_external_data=True, location=f"{path.name}.data")
         with OnnxRuntime().open(path, threads=cores(), optimize=False) as session:
             for inputs in samples:
-                found = session.run(inputs)
+                values = session.run(inputs)
                 for each in tensors:
-                    errors[each.name].add(found[each.name], found[each.reference])
+                    errors[each.name].add(values[each.name], values[each.reference])
                     if each.rounded:
-                        errors[each.from_rounded].add(found[each.from_rounded], found[each.reference])
+                        errors[each.from_rounded].add(values[each.from_rounded], values[each.reference])
     return errors
 
 

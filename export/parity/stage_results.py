@@ -28,7 +28,8 @@ def list_module_records(manifest: Manifest, *, trust: bool) -> list[Record]:
 
 
 def find_teacher(records: Sequence[Record], *, trust: bool) -> str:
-    """The name of the last stage that changed the outputs on purpose, whose result the verdict compares with; or ""."""
+    """Find the name of the last stage that changed the outputs on purpose, whose result the verdict compares with; or
+    ""."""
     with trust_addresses(trust):
         teachers = [record.stage for record in records if resolve("stage", record.stage).teaches]
     return teachers[-1] if teachers else ""

@@ -1,13 +1,12 @@
 """The steps of an artifact's model, from the original to the HTTP response."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 
 from export.capture.capture import export_program
 from export.capture.graph_file import write_graph
 from export.parity.captured_divergence import find_captured_divergence
-from export.parity.engine_divergence import find_engine_divergence
 from export.parity.model_step import EXACTNESS, IDENTICAL, ModelStep, Serving
 from export.parity.placed_divergence import find_placed_divergence
 from export.parity.stage_results import find_compressed, find_teacher, list_module_records
@@ -22,13 +21,16 @@ from laconic.cache import Cache
 from laconic.errors import CaptureError
 from laconic.models.source import CheckpointSource, Source
 from laconic.quantization.graph import Graph
+from laconic.quantization.plan import INTEGER
 from laconic.runtimes.onnxruntime import OnnxRuntime
-from laconic.runtimes.runtime import Session
+from laconic.runtimes.runtime import Kernel, Session, find_kernel
 from laconic.tasks.task import Task
 from laconic.tasks.tolerance import Tolerance
 
 ORIGINAL, COMPRESSED, CAPTURED, PLACED, ENGINE, HTTP = "original", "compressed", "captured", "placed", "engine", "HTTP"
 NODE_BY_NODE = "onnxruntime, node by node"
+SHOWN = 3
+"""Layers that are named."""
 
 
 class StepList:
@@ -89,12 +91,11 @@ class StepList:
             return write_graph(export_program(checkpoint), self.folder, checkpoint.inputs, checkpoint.outputs)
 
     def __iter__(self) -> Iterator[ModelStep]:
-        """The steps in their order; those that are left out say why."""
-        # A teacher's result, and not the original, is what the later stages and the verdict compare with.
+        """Yield the steps in their order; those that are left out say why."""
         loss = describe_tolerance(self.tolerance) if self.bounded else {}
-        drift = {} if self.teacher else loss
-        runs = "torch" if isinstance(self.original, CheckpointSource) else "onnxruntime"
-        yield ModelStep(ORIGINAL, f"{runs}, float32", partial(self.original.open, 1))
+        drift = {} if self.teacher else loss  # what later stages and the verdict compare with is a teacher's result
+        engine = "torch" if isinstance(self.original, CheckpointSource) else "onnxruntime"
+        yield ModelStep(ORIGINAL, f"{engine}, float32", partial(self.original.open, 1))
         yield ModelStep(
             COMPRESSED,
             f"after {self.stages}: torch, float32" if self.changed else "",
@@ -180,8 +181,36 @@ def open_node_by_node(model: Path) -> Session:
 
 
 def read_tolerance(verdict: Verdict | None, task: Task) -> Tolerance:
-    """The fidelity that the verdict required of the artifact; the task's own tolerance where there is no verdict."""
+    """Read the fidelity that the verdict required of the artifact; the task's own tolerance where there is no
+    verdict."""
     required = verdict.drift[0].required if verdict and verdict.drift else {}
     if "fidelity" not in required:
         return task.tolerance
     return Tolerance(mean=required["fidelity"], worst=required.get("fidelity_worst"))
+
+
+def find_engine_divergence(precision: Mapping[str, str], kernels: Sequence[Kernel]) -> Divergence:
+    """Name the layers whose kernel computes in another precision than the placed graph, run node by node.
+
+    An engine fuses and reorders, so its intermediate tensors have no counterpart to be compared with. precision: of the
+    placed graph's layers, by node. kernels: of a session that has run.
+    """
+    if not kernels:
+        return Divergence(says="the outputs differ; the engine does not report its kernels, so no layer can be named")
+    differing: dict[str, list[str]] = {}
+    layers = [node for node in precision if not node.rpartition("/")[2].startswith("Gather")]
+    for node in layers:
+        planned = "int8" if precision[node] in INTEGER else "float32"
+        kernel = find_kernel(node, kernels)
+        if kernel is not None and kernel.precision != planned:
+            differing.setdefault(f"{kernel.precision} in place of {planned}", []).append(
+                node.rpartition("/")[0] or node
+            )
+    if not differing:
+        return Divergence(says="the outputs differ, though each layer runs in the precision of the placed graph")
+    parts = [
+        f"{len(names)} of {len(layers)} layers run in {what} ({', '.join(names[:SHOWN])}"
+        f"{', ...' if len(names) > SHOWN else ''})"
+        for what, names in differing.items()
+    ]
+    return Divergence(says=f"the outputs differ; {'; '.join(parts)}")

@@ -34,7 +34,7 @@ def _fold(graph: ir.Graph, product: ir.Node) -> None:
 
 
 def _skip_moves(value: ir.Value) -> ir.Value:
-    """The value before reshapes and transposes, where nothing else reads the values between."""
+    """Find the value before reshapes and transposes, where nothing else reads the values between."""
     node = value.producer()
     while node is not None and node.op_type in MOVES and _has_one_reader(value) and node.inputs[0] is not None:
         value = node.inputs[0]
@@ -43,7 +43,7 @@ def _skip_moves(value: ir.Value) -> ir.Value:
 
 
 def _find_linear(value: ir.Value) -> list[ir.Value] | None:
-    """Weight and bias of the MatMul, with or without Add, that computes a value; None where anything is shared."""
+    """Find weight and bias of the MatMul, with or without Add, that computes a value; None where anything is shared."""
     node = value.producer()
     if node is None or not _has_one_reader(value):
         return None

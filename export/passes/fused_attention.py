@@ -86,7 +86,7 @@ def fuse_attention(rewrite: GraphRewriter, shapes: Mapping[str, Sizes]) -> None:
 def find_all_heads(
     rewrite: GraphRewriter, attention: Attention, shapes: Mapping[str, Sizes]
 ) -> tuple[SplitHeads, SplitHeads, SplitHeads] | None:
-    """The queries, keys and values of an attention; None where the operator does not compute it."""
+    """Find the queries, keys and values of an attention; None where the operator does not compute it."""
     scores, values = attention.scores, attention.values
     inner = [scores, *([attention.add] if attention.add else []), attention.softmax, values]
     if any(len(rewrite.readers(node.output[0])) > 1 or node.output[0] in rewrite.outputs for node in inner):
@@ -105,7 +105,8 @@ def find_all_heads(
 
 
 def is_same_for_all_queries(mask: Sizes) -> bool:
-    """Whether a mask of this shape is [batch, 1, 1, seq], with a row for each sample and a number for each key."""
+    """Return whether a mask of this shape is [batch, 1, 1, seq], with a row for each sample and a number for each
+    key."""
     return len(mask) == 4 and mask[1:3] == (1, 1) and 1 not in (mask[0], mask[3])
 
 
@@ -143,7 +144,7 @@ def find_heads(
 
 
 def read_permutation(node: NodeProto) -> tuple[int, ...]:
-    """The permutation of a Transpose; empty for another node."""
+    """Read the permutation of a Transpose; empty for another node."""
     if node.op_type != "Transpose":
         return ()
     return tuple(axis for attribute in node.attribute if attribute.name == "perm" for axis in attribute.ints)
@@ -190,7 +191,7 @@ def _fuse(
 
 
 def write_column(rewrite: GraphRewriter, mask: str, heads: int, column: str) -> list[NodeProto]:
-    """Nodes that write an additive mask [batch, 1, 1, seq] as a feature of the keys, [batch, seq, heads, 1]."""
+    """Make nodes that write an additive mask [batch, 1, 1, seq] as a feature of the keys, [batch, seq, heads, 1]."""
     size = rewrite.set_initializer(f"{column}/size", np.array([1, 1, heads, 1], np.int64))
     shape = rewrite.set_initializer(f"{column}/shape", np.array([0, -1, 1, 1], np.int64))
     least = rewrite.set_initializer(f"{column}/least", np.array(LEAST, np.float32))
@@ -203,7 +204,7 @@ def write_column(rewrite: GraphRewriter, mask: str, heads: int, column: str) -> 
 
 
 def infer_shapes(model: onnx.ModelProto) -> dict[str, Sizes]:
-    """The shape of each tensor of a graph, from its operators and its small constants alone."""
+    """Infer the shape of each tensor of a graph, from its operators and its small constants alone."""
     graph = model.graph
     small = [each for each in graph.initializer if np.prod(each.dims) <= SMALL]
     large = [each for each in graph.initializer if np.prod(each.dims) > SMALL]
@@ -215,10 +216,10 @@ def infer_shapes(model: onnx.ModelProto) -> dict[str, Sizes]:
         ir_version=model.ir_version,
         functions=model.functions,
     )
-    found = onnx.shape_inference.infer_shapes(light, data_prop=True).graph
+    inferred = onnx.shape_inference.infer_shapes(light, data_prop=True).graph
     return {
         value.name: tuple(
             axis.dim_value if axis.HasField("dim_value") else None for axis in value.type.tensor_type.shape.dim
         )
-        for value in (*found.input, *found.value_info)
+        for value in (*inferred.input, *inferred.value_info)
     }

@@ -96,7 +96,7 @@ class _HalfRewriter:
             self.halves.update(name for name in copy.output if name in self.floats)
 
     def is_converted(self, node: NodeProto) -> bool:
-        """Whether a node computes in half precision."""
+        """Return whether a node computes in half precision."""
         return not (
             node.op_type in self.float32
             or node.op_type in TYPED_OUTPUTS
@@ -105,11 +105,11 @@ class _HalfRewriter:
         )
 
     def is_cast_to_float(self, node: NodeProto) -> bool:
-        """Whether a node casts to FP32, and need not."""
+        """Return whether a node casts to FP32, and need not."""
         return node.op_type == "Cast" and node.attribute[0].i == TensorProto.FLOAT and self.is_converted(node)
 
     def rewrite_cast(self, node: NodeProto) -> None:
-        """Cast to half precision in place of FP32; where the input is that already, remove the cast."""
+        """Rewrite a cast: to half precision in place of FP32; where the input is that already, remove the cast."""
         source, output = node.input[0], node.output[0]
         if self.element_type(source) == self.element:
             self.renamed[output] = source
@@ -121,13 +121,14 @@ class _HalfRewriter:
         self.halves.add(output)
 
     def element_type(self, name: str) -> int | None:
-        """The element type of a tensor as it is now, as far as it matters here."""
+        """Return the element type of a tensor as it is now, as far as it matters here."""
         if name in self.halves:
             return self.element
         return self.weights[name].data_type if name in self.weights else None
 
     def read(self, name: str, *, half: bool) -> str:
-        """The tensor in the type that a reader needs: itself, a converted initializer, or the result of a cast."""
+        """Return the tensor in the type that a reader needs: itself, a converted initializer, or the result of a
+        cast."""
         if (name in self.halves) == half:
             return name
         result = f"{name}/{self.half if half else 'float32'}"
@@ -160,11 +161,11 @@ class _HalfRewriter:
 
 
 def find_float_tensors(model: ModelProto) -> set[str]:
-    """The names of the FP32 tensors: inputs, initializers and results."""
+    """Find the names of the FP32 tensors: inputs, initializers and results."""
     graph = shape_inference.infer_shapes(model, data_prop=True).graph
     values = (*graph.value_info, *graph.input, *graph.output)
-    found = {value.name for value in values if value.type.tensor_type.elem_type == TensorProto.FLOAT}
-    return found | {tensor.name for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT}
+    names = {value.name for value in values if value.type.tensor_type.elem_type == TensorProto.FLOAT}
+    return names | {tensor.name for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT}
 
 
 def to_half(array: Array, half: HalfType) -> Array:

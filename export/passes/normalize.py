@@ -60,7 +60,7 @@ def normalize(model: ir.Model, inputs: tuple[TensorSpec, ...], outputs: tuple[Te
 
 
 def read_constant(value: ir.Value | None) -> Array | None:
-    """The array of an initializer; None for any other value."""
+    """Read the array of an initializer; None for any other value."""
     if value is None or not value.is_initializer() or value.const_value is None:
         return None
     return value.const_value.numpy()
@@ -187,7 +187,7 @@ def _unused_name(name: str, taken: set[str]) -> str:
 
 
 def find_layers(graph: ir.Graph) -> Iterator[Layer]:
-    """The nodes with a float32 weight of two axes or more, in the graph's order."""
+    """Find the nodes with a float32 weight of two axes or more, in the graph's order."""
     for node in graph:
         if node.domain != "" or node.op_type not in ("MatMul", "Gemm", "Conv", "Gather"):
             continue
@@ -222,12 +222,12 @@ def _name_weights(graph: ir.Graph, layers: tuple[Layer, ...]) -> tuple[Layer, ..
     renamed: dict[str, str] = {}
     for layer in layers:
         value = graph.initializers.get(layer.weight)
-        wanted = f"{layer.module}.weight"
+        name = f"{layer.module}.weight"
         if value is not None and layer.module != layer.node and layer.weight.startswith("val_"):
-            while wanted in graph.initializers:
-                wanted += "_"
-            value.name = wanted
-            renamed[layer.weight] = wanted
+            while name in graph.initializers:
+                name += "_"
+            value.name = name
+            renamed[layer.weight] = name
         named.append(layer)
     return tuple(Layer(**{**vars(layer), "weight": renamed.get(layer.weight, layer.weight)}) for layer in named)
 

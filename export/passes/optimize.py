@@ -1,6 +1,7 @@
-"""Optimization of a float graph by onnxscript: constants are folded, and operations without effect removed."""
+"""Optimization of a float graph by onnxscript: constants folded, operations without effect removed; names of nodes."""
 
 import math
+from collections import Counter
 
 import numpy as np
 import onnx_ir as ir
@@ -12,6 +13,16 @@ RESHAPE_OPSET = 14
 """The first opset whose Reshape has the attribute `allowzero`, which onnxscript writes into any graph."""
 NEUTRAL = {"Add": 0.0, "Sub": 0.0, "Mul": 1.0, "Div": 1.0}
 """The number with which each operator has no effect."""
+
+
+def name_nodes(graph: ir.Graph) -> None:
+    """Give each node a name of its own, which normalization keeps: in graphs of other frameworks a node may have none,
+    or share it with others. The optimizer would name it "node"."""
+    names: Counter[str] = Counter()
+    for node in graph.all_nodes():
+        stem = node.name or node.op_type
+        names[stem] += 1
+        node.name = stem if names[stem] == 1 else f"{stem}_{names[stem] - 1}"
 
 
 def optimize(model: ir.Model) -> None:

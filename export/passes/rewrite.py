@@ -1,14 +1,13 @@
 """Rewrites of an ONNX graph: Q/DQ nodes inserted before others, and initializers replaced."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import ml_dtypes
 import numpy as np
 import onnx
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from export.passes.half import HalfType, to_half
-from export.passes.subgraphs import read_tensors
 from laconic.arrays import Array
 from laconic.quantization.graph import Layer
 from laconic.quantization.plan import Precision, QuantizedWeight, Range
@@ -22,6 +21,8 @@ STORAGE: dict[ActivationType, np.dtype[np.generic]] = {
 """The NumPy types of quantized activations."""
 HALF_TYPES: dict[Precision, HalfType] = {"float16-weight": "float16", "bfloat16-weight": "bfloat16"}
 """The types of weights in 16 bits."""
+MULTIPLIERS = frozenset({"MatMul", "Gemm", "Conv", "LSTM", "GRU", "RNN"})
+"""Operators that multiply by weights."""
 SHARED_BYTES = 1024
 """The least bytes of weights that are compared for equality."""
 
@@ -46,19 +47,19 @@ class GraphRewriter:
                 self._readers.setdefault(tensor, []).append(name)
 
     def readers(self, tensor: str) -> list[str]:
-        """The nodes of the original graph that read a tensor."""
+        """List the nodes of the original graph that read a tensor."""
         return self._readers.get(tensor, [])
 
     def producer(self, tensor: str) -> NodeProto | None:
-        """The node that computes a tensor; None for inputs and initializers."""
+        """Return the node that computes a tensor; None for inputs and initializers."""
         return self._producers.get(tensor)
 
     def is_initializer(self, tensor: str) -> bool:
-        """Whether the tensor is a constant of the graph."""
+        """Return whether the tensor is a constant of the graph."""
         return tensor in self._initializers
 
     def array(self, name: str) -> Array:
-        """The values of an initializer."""
+        """Return the values of an initializer."""
         return numpy_helper.to_array(self._initializers[name])
 
     def set_initializer(self, name: str, array: Array) -> str:
@@ -190,7 +191,8 @@ class GraphRewriter:
         )
 
     def _write_cast(self, layer: Layer, rounded: QuantizedWeight | None) -> None:
-        """Cast by way of INT32: OpenVINO folds this and multiplies in BF16; it would not fold a cast from INT8."""
+        """Write a cast by way of INT32: OpenVINO folds this and multiplies in BF16; it would not fold a cast from
+        INT8."""
         weight, scale = self._write_int8(layer, rounded=rounded)
         stem = f"{layer.node}/weight"
         shape = [-1 if axis == layer.axis else 1 for axis in range(len(layer.shape))]
@@ -220,7 +222,7 @@ class GraphRewriter:
         self.append_nodes(layer, nodes)
 
     def _write_dynamic(self, layer: Layer) -> None:
-        """DynamicQuantizeLinear, MatMulInteger, and a multiplication with the scales."""
+        """Write DynamicQuantizeLinear, MatMulInteger, and a multiplication with the scales."""
         weight, scale = self._write_int8(layer)
         name, source, node = layer.node, layer.input, self.nodes[layer.node]
         integers, step, zero = (f"{source}/dynamic/{part}" for part in ("integers", "scale", "zero"))
@@ -266,7 +268,7 @@ class GraphRewriter:
                 node.input[slot] = new
 
     def finish(self) -> onnx.ModelProto:
-        """The model with its nodes in order, and without unused initializers."""
+        """Return the model with its nodes in order, and without unused initializers."""
         graph = self.model.graph
         nodes = []
         for name, node in self.nodes.items():
@@ -319,3 +321,29 @@ def make_cast(weight: str, scale: str, result: str) -> list[NodeProto]:
         helper.make_node("Cast", [f"{result}/int32"], [f"{result}/floats"], f"{result}/floats", to=TensorProto.FLOAT),
         helper.make_node("Mul", [f"{result}/floats", scale], [result], f"{result}/multiply"),
     ]
+
+
+def read_tensors(node: NodeProto) -> Iterator[str]:
+    """Yield the names of the tensors that a node reads, or any node in the bodies of If, Loop and Scan, which see all
+    tensors of the graph around them."""
+    yield from (name for name in node.input if name)
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            yield from (value.name for value in graph.output)
+            for inner in graph.node:
+                yield from read_tensors(inner)
+
+
+def count_inner_layers(graph: GraphProto) -> dict[str, int]:
+    """Count the nodes that multiply by weights in the bodies of If, Loop and Scan, by the operator around them."""
+    weights = {tensor.name for tensor in graph.initializer}
+    counts: dict[str, int] = {}
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                known = weights | {tensor.name for tensor in inner.initializer}
+                own = sum(each.op_type in MULTIPLIERS and not known.isdisjoint(each.input) for each in inner.node)
+                nested = sum(count_inner_layers(inner).values())
+                if own + nested:
+                    counts[node.op_type] = counts.get(node.op_type, 0) + own + nested
+    return counts

@@ -1,16 +1,15 @@
 """Q/DQ placement: write a quantization plan into a graph by the rules of an engine."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx
 
 from export.capture.model_file import save_model
-from export.passes.float8_weights import write_float8_weight
 from export.passes.fused_attention import find_attention, fuse_attention, infer_shapes
 from export.passes.half import convert_to_half
-from export.passes.int4_weights import write_int4_weight
+from export.passes.low_bit_weights import write_float8_weight, write_int4_weight
 from export.passes.rewrite import GraphRewriter
 from export.placements.rules import PlacementRules
 from export.placements.split_decoder import has_decoder
@@ -45,13 +44,7 @@ def place(
     shapes = infer_shapes(rewrite.model) if fused_attention else {}  # before what it follows is rewritten
     dtype: ActivationType = "int8" if rules.signed else "uint8"
     whole = [layer for layer in graph.layers if plan.precision[layer.node] == "int8" and layer.kind in rules.inputs]
-    smooth = {layer.node: plan.smoothing[layer.input] for layer in whole if layer.input in plan.smoothing}
-    # In the order of the graph: that of the plan depends on whether it was calibrated now or comes from the cache.
-    for tensor in dict.fromkeys(layer.input for layer in whole if layer.input in plan.smoothing):
-        smoothing = plan.smoothing[tensor]
-        readers = [layer.node for layer in whole if layer.input == tensor]
-        source = rewrite.insert_smoothing(tensor, smoothing.factors, readers, normalization=rules.normalization)
-        rewrite.quantize_activation(source, smoothing.limits, readers, dtype)
+    smooth = smooth_inputs(rewrite, whole, plan, rules, dtype)
     pairs = sorted(pair for pair in quantized_inputs(rewrite, graph, plan, rules) if pair[1] not in smooth)
     for tensor in dict.fromkeys(tensor for tensor, _ in pairs):
         nodes = [node for name, node in pairs if name == tensor]
@@ -78,14 +71,28 @@ def place(
     save_model(model, path)
 
 
+def smooth_inputs(
+    rewrite: GraphRewriter, layers: Sequence[Layer], plan: Plan, rules: PlacementRules, dtype: ActivationType
+) -> dict[str, Smoothing]:
+    """Smooth and quantize the inputs of layers where the plan says so; return the smoothing by node."""
+    smooth = [layer for layer in layers if layer.input in plan.smoothing]
+    # In the order of the graph: that of the plan depends on whether it was calibrated now or comes from the cache.
+    for tensor in dict.fromkeys(layer.input for layer in smooth):
+        smoothing = plan.smoothing[tensor]
+        readers = [layer.node for layer in layers if layer.input == tensor]
+        source = rewrite.insert_smoothing(tensor, smoothing.factors, readers, normalization=rules.normalization)
+        rewrite.quantize_activation(source, smoothing.limits, readers, dtype)
+    return {layer.node: plan.smoothing[layer.input] for layer in smooth}
+
+
 def replace_relu(graph: onnx.GraphProto) -> None:
     """Write Max with 0 for each Relu that reads a product without a bias."""
     products = {name for node in graph.node if node.op_type == "MatMul" for name in node.output}
-    found = [node for node in graph.node if node.op_type == "Relu" and node.input[0] in products]
-    for node in found:
+    activations = [node for node in graph.node if node.op_type == "Relu" and node.input[0] in products]
+    for node in activations:
         node.op_type = "Max"
         node.input.append(ZERO)
-    if found:
+    if activations:
         graph.initializer.append(onnx.numpy_helper.from_array(np.array(0, np.float32), ZERO))
 
 
@@ -103,11 +110,11 @@ def write_weight(
     precision = plan.precision[layer.node]
     rounded = plan.weights.get((layer.node, precision))
     if precision == "int4-weight":
-        found = rounded
-        if found is None:
+        weight = rounded
+        if weight is None:
             integers, scales = quantize_int4(rewrite.array(layer.weight), rules.int4_group_size)
-            found = QuantizedWeight(integers, scales, group_size=rules.int4_group_size)
-        write_int4_weight(rewrite, layer, found, rules.int4)
+            weight = QuantizedWeight(integers, scales, group_size=rules.int4_group_size)
+        write_int4_weight(rewrite, layer, weight, rules.int4)
     elif precision == "float8":
         write_float8_weight(rewrite, layer)
     else:
@@ -118,14 +125,14 @@ def write_weight(
 
 
 def range_of(plan: Plan, tensor: str) -> Range:
-    """The calibrated range of a tensor."""
+    """Return the calibrated range of a tensor."""
     if tensor not in plan.ranges:
         raise CaptureError(f"tensor {tensor!r} has no range: calibration did not see it. Calibrate again")
     return plan.ranges[tensor]
 
 
 def quantized_inputs(rewrite: GraphRewriter, graph: Graph, plan: Plan, rules: PlacementRules) -> set[tuple[str, str]]:
-    """The activations to quantize: pairs of a tensor and a node that reads it in INT8."""
+    """Return the activations to quantize: pairs of a tensor and a node that reads it in INT8."""
     layers = [layer for layer in graph.layers if plan.precision[layer.node] == "int8" and layer.kind in rules.inputs]
     pairs = {(layer.input, layer.node) for layer in layers}
     results = {skip_fused(rewrite, layer.output, rules.fused) for layer in layers if layer.kind == "Conv"}
@@ -138,7 +145,7 @@ def quantized_inputs(rewrite: GraphRewriter, graph: Graph, plan: Plan, rules: Pl
 
 
 def skip_fused(rewrite: GraphRewriter, tensor: str, fused: Iterable[str]) -> str:
-    """The tensor after the operators that the engine fuses into the producer of `tensor`."""
+    """Find the tensor after the operators that the engine fuses into the producer of `tensor`."""
     readers = rewrite.readers(tensor)
     while len(readers) == 1 and rewrite.nodes[readers[0]].op_type in fused and tensor not in rewrite.outputs:
         tensor = rewrite.nodes[readers[0]].output[0]
@@ -147,7 +154,7 @@ def skip_fused(rewrite: GraphRewriter, tensor: str, fused: Iterable[str]) -> str
 
 
 def inputs_between(rewrite: GraphRewriter, results: set[str], rules: PlacementRules) -> Iterator[tuple[str, str]]:
-    """The inputs of operators without weights between INT8 convolutions, such as residual additions."""
+    """Yield the inputs of operators without weights between INT8 convolutions, such as residual additions."""
     results = set(results)
     for name, node in rewrite.nodes.items():
         inputs = [tensor for tensor in node.input if tensor and not rewrite.is_initializer(tensor)]
@@ -158,27 +165,27 @@ def inputs_between(rewrite: GraphRewriter, results: set[str], rules: PlacementRu
 
 
 def find_fused_input(rewrite: GraphRewriter, node: onnx.NodeProto) -> str:
-    """The input of an addition that comes straight from a convolution, which computes the addition as well; empty where
-    there is none. Of two the one that is computed last is taken."""
+    """Find the input of an addition that comes straight from a convolution, which computes the addition as well; empty
+    where there is none. Of two the one that is computed last is taken."""
     if node.op_type != "Add":
         return ""
     order = list(rewrite.nodes)
-    found = [
+    convolutions = [
         (order.index(producer.name), tensor)
         for tensor in node.input
         for producer in [rewrite.producer(tensor)]
         if producer is not None and producer.op_type == "Conv" and rewrite.readers(tensor) == [node.name]
     ]
-    return max(found, default=(0, ""))[1]
+    return max(convolutions, default=(0, ""))[1]
 
 
 def has_attention(graph: Graph) -> bool:
-    """Whether there are products of attention in the form that is quantized."""
+    """Return whether there are products of attention in the form that is quantized."""
     return next(attention_inputs(GraphRewriter(onnx.load(graph.path, load_external_data=False))), None) is not None
 
 
 def attention_inputs(rewrite: GraphRewriter) -> Iterator[tuple[str, str, bool]]:
-    """The inputs of attention's matrix products: tensor, node, and whether it holds probabilities."""
+    """Yield the inputs of attention's matrix products: tensor, node, and whether it holds probabilities."""
     for attention in find_attention(rewrite):
         yield from ((tensor, attention.scores.name, False) for tensor in attention.scores.input)
         yield attention.softmax.output[0], attention.values.name, True

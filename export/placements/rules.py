@@ -56,22 +56,22 @@ class PlacementRules:
     fused_attention: bool = False
 
     def precision_of(self, layer: Layer, precision: Precision, compute: Compute) -> Precision:
-        """The precision that a layer gets in this engine where a plan asks for `precision`.
+        """Return the precision that a layer gets in this engine where a plan asks for `precision`.
 
         compute: the arithmetic of the layers that are not quantized. Raises UnsupportedPrecision for FP8 in an engine
         without it.
         """
-        found = self.instead.get(precision, precision)
-        if found == "int4-weight" and self.int4 == "dequantize" and layer.shape[0] % self.int4_group_size:
-            found = "float32"  # a block may not reach beyond the last input
-        if found == "float8" and layer.kind not in self.float8:
+        kept = self.instead.get(precision, precision)
+        if kept == "int4-weight" and self.int4 == "dequantize" and layer.shape[0] % self.int4_group_size:
+            kept = "float32"  # a block may not reach beyond the last input
+        if kept == "float8" and layer.kind not in self.float8:
             if not self.float8:
                 raise UnsupportedPrecision(
                     f"{layer.module} was to run in FP8, and this engine has no kernels for it. Try --target tensorrt, "
                     f"or INT8 (quantize.static: dtype: int8)"
                 )
-            found = "float32"
-        return HALF_OF.get(compute, found) if self.explicit and found in NOT_QUANTIZED else found
+            kept = "float32"
+        return HALF_OF.get(compute, kept) if self.explicit and kept in NOT_QUANTIZED else kept
 
 
 HALF_OF: Mapping[Compute, Precision] = {"float16": "float16-weight", "bfloat16": "bfloat16-weight"}
@@ -83,7 +83,7 @@ NOT_QUANTIZED: frozenset[Precision] = HALF | {"float32"}
 def adapt_plan(
     graph: Graph, plan: Plan, rules: PlacementRules, compute: Compute, overflow: Collection[str] = ()
 ) -> Plan:
-    """The plan with the precisions that the engine of `rules` has kernels for.
+    """Return the plan with the precisions that the engine of `rules` has kernels for.
 
     overflow: tensors that exceed FP16; weights among them stay in FP32.
     """

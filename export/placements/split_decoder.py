@@ -6,7 +6,7 @@ cross-attention among it; all else to the decoder's. Weights go where they are r
 and values are an input and an output of their own, so that the cache is not stacked and cut at every step.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper, shape_inference
 
 from export.capture.model_file import save_model
+from export.passes.rewrite import read_tensors
 from laconic.errors import CaptureError
 from laconic.quantization.graph import Graph
 from laconic.runtimes.encoder_decoder_session import LOGITS, cross_name, encoder_of, past_name, present_name
@@ -25,7 +26,7 @@ LATE = frozenset(TARGET_INPUTS)
 
 
 def has_decoder(graph: Graph) -> bool:
-    """Whether a graph is that of an encoder-decoder that writes."""
+    """Return whether a graph is that of an encoder-decoder that writes."""
     return {spec.name for spec in graph.inputs} >= LATE
 
 
@@ -38,7 +39,7 @@ def split_decoder(path: Path) -> None:
 
 
 def split_model(model: ModelProto) -> tuple[ModelProto, ModelProto]:
-    """The encoder and the decoder of a model. Raises CaptureError for a graph of another form."""
+    """Make the encoder and the decoder of a model. Raises CaptureError for a graph of another form."""
     inferred = shape_inference.infer_shapes(model, data_prop=True).graph
     known = {value.name: value for value in (*inferred.value_info, *inferred.input)}
     past = known[PAST].type.tensor_type.shape.dim
@@ -51,7 +52,8 @@ def split_model(model: ModelProto) -> tuple[ModelProto, ModelProto]:
     early, late = find_dependent(model.graph, [value.name for value in source]), find_dependent(model.graph, LATE)
 
     def belongs(name: str) -> bool:
-        """Whether the decoder computes a value; one that is quantized crosses in INT8, for the pair to be fused."""
+        """Return whether the decoder computes a value; one that is quantized crosses in INT8, for the pair to be
+        fused."""
         return name in late or name not in early or producers[name].op_type == "DequantizeLinear"
 
     logits = find_logits(producers)
@@ -79,7 +81,7 @@ def split_model(model: ModelProto) -> tuple[ModelProto, ModelProto]:
 
 
 def rename_description(value: ValueInfoProto, name: str) -> ValueInfoProto:
-    """The type and shape of a value under another name."""
+    """Describe the type and shape of a value under another name."""
     renamed = ValueInfoProto()
     renamed.CopyFrom(value)
     renamed.name = name
@@ -87,18 +89,19 @@ def rename_description(value: ValueInfoProto, name: str) -> ValueInfoProto:
 
 
 def describe_cache(name: str, axis: str, past: Sequence[Any]) -> ValueInfoProto:
-    """The keys or values of one layer. axis: the name of the axis of tokens. past: the axes of the stack of all."""
+    """Describe the keys or values of one layer. axis: the name of the axis of tokens. past: the axes of the stack of
+    all."""
     shape = ["batch", past[2].dim_value, axis, past[4].dim_value]
     return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
 
 
 def is_batch_size(node: NodeProto) -> bool:
-    """Whether a node is the size of the target's first axis, which the source's is too."""
+    """Return whether a node is the size of the target's first axis, which the source's is too."""
     return is_first_size(node) and node.input[0] == DECODER_INPUT_IDS
 
 
 def is_first_size(node: NodeProto) -> bool:
-    """Whether a node is the size of an axis 0."""
+    """Return whether a node is the size of an axis 0."""
     bounds = {attribute.name: attribute.i for attribute in node.attribute}
     return node.op_type == "Shape" and bounds == {"start": 0, "end": 1}
 
@@ -118,7 +121,7 @@ def separate_cache(graph: GraphProto) -> list[str]:
     Returns, in their order, the values that hold the earlier ones with the new ones.
     """
     weights = {tensor.name: tensor for tensor in graph.initializer}
-    found: dict[int, str] = {}
+    presents: dict[int, str] = {}
     for node in [node for node in graph.node if PAST in node.input]:
         if node.op_type == "Shape":
             keep_shape(graph, node)
@@ -130,11 +133,11 @@ def separate_cache(graph: GraphProto) -> list[str]:
         joined = [each for each in readers if each.op_type == "Concat" and each.input[0] == node.output[0]]
         if len(joined) != 1:
             raise CaptureError(f"{node.name} is not joined with the keys and values of new tokens")
-        found[index] = joined[0].output[0]
+        presents[index] = joined[0].output[0]
         for reader in readers:
             replace_input(reader, node.output[0], past_name(index))
         graph.node.remove(node)
-    return [found[index] for index in sorted(found)]
+    return [presents[index] for index in sorted(presents)]
 
 
 def keep_shape(graph: GraphProto, node: NodeProto) -> None:
@@ -147,7 +150,7 @@ def keep_shape(graph: GraphProto, node: NodeProto) -> None:
 
 
 def find_logits(producers: dict[str, NodeProto]) -> str:
-    """The value whose largest elements are the likeliest tokens."""
+    """Find the value whose largest elements are the likeliest tokens."""
     node = producers.get(TOKENS)
     if node is None or node.op_type != "ArgMax":
         raise CaptureError(f"the output {TOKENS!r} is not the largest of the logits")
@@ -155,46 +158,39 @@ def find_logits(producers: dict[str, NodeProto]) -> str:
 
 
 def find_dependent(graph: GraphProto, inputs: Collection[str]) -> set[str]:
-    """The values that are computed from any of these inputs, but for the size of the batch; from those of the cache,
-    where `past` is among them."""
-    found = {*inputs}
+    """Find the values that are computed from any of these inputs, but for the size of the batch; from those of the
+    cache, where `past` is among them."""
+    dependent = {*inputs}
     if PAST in inputs:
-        found.update(name for node in graph.node for name in node.input if name.startswith("past."))
+        dependent.update(name for node in graph.node for name in node.input if name.startswith("past."))
     for node in graph.node:
-        if not is_batch_size(node) and any(name in found for name in read_values(node)):
-            found.update(node.output)
-    return found
+        if not is_batch_size(node) and any(name in dependent for name in read_tensors(node)):
+            dependent.update(node.output)
+    return dependent
 
 
 def collect_nodes(graph: GraphProto, results: Collection[str], belongs: Callable[[str], bool]) -> list[NodeProto]:
-    """The nodes that results are computed by, in the graph's order, back to values that do not belong to them."""
-    wanted = {*results}
+    """Collect the nodes that results are computed by, in the graph's order, back to values that do not belong to
+    them."""
+    needed = {*results}
     kept = []
     for node in reversed(graph.node):
-        if wanted.intersection(node.output):
+        if needed.intersection(node.output):
             kept.append(node)
-            wanted.update(name for name in read_values(node) if belongs(name))
+            needed.update(name for name in read_tensors(node) if belongs(name))
     return kept[::-1]
 
 
-def read_values(node: NodeProto) -> Iterator[str]:
-    """What a node reads, also in the bodies of loops and branches."""
-    yield from (name for name in node.input if name)
-    for attribute in node.attribute:
-        for inner in attribute.g.node:
-            yield from read_values(inner)
-
-
 def find_read(nodes: Collection[NodeProto]) -> list[str]:
-    """What nodes read that none of them computes, each once."""
+    """List what nodes read that none of them computes, each once."""
     made = {name for node in nodes for name in node.output}
-    return list(dict.fromkeys(name for node in nodes for name in read_values(node) if name not in made))
+    return list(dict.fromkeys(name for node in nodes for name in read_tensors(node) if name not in made))
 
 
 def make_part(
     model: ModelProto, nodes: Sequence[NodeProto], inputs: list[ValueInfoProto], outputs: list[ValueInfoProto]
 ) -> ModelProto:
-    """A model of some of the nodes, with the weights that they read."""
+    """Make a model of some of the nodes, with the weights that they read."""
     read = set(find_read(nodes))
     weights = [tensor for tensor in model.graph.initializer if tensor.name in read]
     part = ModelProto()

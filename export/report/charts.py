@@ -125,12 +125,12 @@ def plot_arithmetic(bars: Mapping[str, Mapping[str, float]]) -> str:
         axes.set_ylim(len(bars) - 0.1, -0.15)
         for row, (name, shares) in enumerate(bars.items()):
             left = 0.0
-            found = {each: shares[each] for each in ARITHMETICS if each in shares}
-            for each, share in (found | dict(shares)).items():
+            ordered = {each: shares[each] for each in ARITHMETICS if each in shares}
+            for each, share in (ordered | dict(shares)).items():
                 axes.barh(row + 0.65, share, 0.34, left, color=ARITHMETICS.get(each, ("", MUTED))[1])
                 left += share
             axes.text(0, row + 0.3, name, color=INK, va="center")
-            axes.text(1, row + 0.3, format_arithmetic(found | dict(shares)), color=MUTED, va="center", ha="right")
+            axes.text(1, row + 0.3, format_arithmetic(ordered | dict(shares)), color=MUTED, va="center", ha="right")
         return render_svg(figure, "arithmetic")
 
 
@@ -216,10 +216,10 @@ def make_stage_axes(entries: Sequence[StageEntry]) -> tuple[Figure, Axes]:
 
 def space_apart(values: Sequence[float], least: float) -> list[float]:
     """Move ascending values up until each is at least `least` above the one before."""
-    found: list[float] = []
+    spaced: list[float] = []
     for value in values:
-        found.append(max(value, found[-1] + least) if found else value)
-    return found
+        spaced.append(max(value, spaced[-1] + least) if spaced else value)
+    return spaced
 
 
 def make_batch_axes(timings: Sequence[Timing]) -> tuple[Figure, Axes]:

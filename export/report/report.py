@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +18,7 @@ from laconic.artifacts.gain import find_timings, list_gains
 from laconic.artifacts.ledger import StageEntry, format_config, make_ledger
 from laconic.artifacts.manifest import MEASURED, REPORT, Manifest
 from laconic.artifacts.placement_audit import report_audit
-from laconic.artifacts.verdict import Comparison, State
+from laconic.artifacts.verdict import Comparison, State, Verdict
 from laconic.config import PATHS
 from laconic.hashing import digest_file, seal
 from laconic.quantization.graph import Graph
@@ -119,49 +119,50 @@ def render_report(
     """
     source = Path(recipe.source).resolve().name
     metric = str(registry.resolve("task", manifest.task).metric)
-    verdict = manifest.verdict
-    return (
-        make_environment()
-        .get_template(TEMPLATE)
-        .render(
-            title=source,
-            manifest=manifest,
-            measured=measured,
-            engine=", or ".join(f"{each.runtime} ({each.compute} where not quantized)" for each in manifest.placements),
-            state=verdict.state if verdict else "failed",
-            by_reference=verdict is not None and verdict.by_reference,
-            failures=verdict.failures if verdict else ["nothing was compared"],
-            doubts=verdict.doubts if verdict else [],
-            out_of_domain=verdict.out_of_domain if verdict else [],
-            made_up=not manifest.data,
-            **format_headline(manifest, measured),
-            drift=verdict.drift[0].figures if verdict and verdict.drift else {},
-            gains=list(list_gains(manifest, measured, metric)),
-            pictures=make_pictures(measured),
-            audit=report_audit(
-                measured.products,
-                measured.machine.processor,
-                measured.why_not_audited,
-            ),
-            arithmetic=make_arithmetic_picture(measured, candidates) if measured.products else "",
-            kinds=KINDS,
-            marks=MARKS,
-            int8_share=recipe.goal.int8_share,
-            changes=Changes.of(make_ledger(manifest.source, manifest.history, measured.seconds)),
-            comparisons=[
-                (kind, comparison, list(format_comparison(comparison, metric)))
-                for kind, comparison in manifest.comparisons()
-            ],
-            shares=compute_precision_shares(manifest, graph),
-            candidates=candidates,
-            layers=list(format_layers(manifest, ladder, graph)),
-            has_sensitivity=bool(ladder.sensitivity),
-            precisions=PRECISIONS,
-            stages=format_steps(measured.stages),
-            recipe=remove_folders(recipe, source).to_yaml(),
-            source=source,
-        )
+    placements = [f"{each.runtime} ({each.compute} where not quantized)" for each in manifest.placements]
+    comparisons = [
+        (kind, comparison, list(format_comparison(comparison, metric))) for kind, comparison in manifest.comparisons()
+    ]
+    return render_template(
+        TEMPLATE,
+        title=source,
+        manifest=manifest,
+        measured=measured,
+        engine=", or ".join(placements),
+        made_up=not manifest.data,
+        **format_verdict(manifest.verdict),
+        **format_headline(manifest, measured),
+        gains=list(list_gains(manifest, measured, metric)),
+        pictures=make_pictures(measured),
+        audit=report_audit(measured.products, measured.machine.processor, measured.why_not_audited),
+        arithmetic=make_arithmetic_picture(measured, candidates) if measured.products else "",
+        kinds=KINDS,
+        int8_share=recipe.goal.int8_share,
+        changes=Changes.of(make_ledger(manifest.source, manifest.history, measured.seconds)),
+        comparisons=comparisons,
+        shares=compute_precision_shares(manifest, graph),
+        candidates=candidates,
+        layers=list(format_layers(manifest, ladder, graph)),
+        has_sensitivity=bool(ladder.sensitivity),
+        stages=format_steps(measured.stages),
+        recipe=remove_folders(recipe, source).to_yaml(),
+        source=source,
     )
+
+
+def format_verdict(verdict: Verdict | None) -> dict[str, Any]:
+    """Format a verdict as the template names its parts."""
+    if verdict is None:
+        texts = {"failures": ["nothing was compared"], "doubts": [], "out_of_domain": []}
+        return {"state": "failed", "by_reference": False, "drift": {}, **texts}
+    return {
+        "state": verdict.state,
+        "by_reference": verdict.by_reference,
+        "failures": verdict.failures,
+        "doubts": verdict.doubts,
+        "out_of_domain": verdict.out_of_domain,
+        "drift": verdict.drift[0].figures if verdict.drift else {},
+    }
 
 
 def format_headline(manifest: Manifest, measured: Measurements) -> dict[str, Any]:
@@ -180,20 +181,15 @@ def render_checkpoint(report: Mapping[str, Any], recipe: Recipe) -> str:
     entries = [StageEntry(**stage) for stage in report["stages"]]
     drift = Comparison.model_validate(report["drift"])
     metric = str(registry.resolve("task", report["task"]).metric)
-    return (
-        make_environment()
-        .get_template(CHECKPOINT)
-        .render(
-            title=report["source"],
-            report=report,
-            entries=entries,
-            changes=Changes.of(entries),
-            drift=drift,
-            lines=list(format_comparison(drift, metric)),
-            marks=MARKS,
-            precisions=PRECISIONS,
-            recipe=remove_folders(recipe, report["source"]).to_yaml(),
-        )
+    return render_template(
+        CHECKPOINT,
+        title=report["source"],
+        report=report,
+        entries=entries,
+        changes=Changes.of(entries),
+        drift=drift,
+        lines=list(format_comparison(drift, metric)),
+        recipe=remove_folders(recipe, report["source"]).to_yaml(),
     )
 
 
@@ -204,19 +200,19 @@ def add_search(folder: Path, trials: Iterable[Mapping[str, Any]]) -> None:
     trials: the fields of a TrialRecord each, JSON-ready.
     """
     artifact = Artifact.load(folder)
-    found = tuple(TrialRecord.model_validate(trial) for trial in trials)
+    records = tuple(TrialRecord.model_validate(trial) for trial in trials)
     metric = str(registry.resolve("task", artifact.manifest.task).metric)
-    section = make_environment().get_template(SEARCH).render(search=summarize_search(found, metric)) if found else ""
+    section = render_template(SEARCH, search=summarize_search(records, metric)) if records else ""
     before, _, rest = (folder / REPORT).read_text(encoding="utf-8").partition(MARK)
     after = rest.rpartition(MARK)[2]
     (folder / REPORT).write_text(f"{before}{MARK}\n{section}{MARK}{after}", encoding="utf-8")
-    measured = artifact.measured.model_copy(update={"search": found, "report": digest_file(folder / REPORT).sha256})
+    measured = artifact.measured.model_copy(update={"search": records, "report": digest_file(folder / REPORT).sha256})
     (folder / MEASURED).write_bytes(seal(measured.model_dump(mode="json")))
 
 
-def make_environment() -> Environment:
-    """Make the template environment, with the report's filters; all values are escaped."""
-    made = Environment(
+def render_template(name: str, **context: Any) -> str:
+    """Render a template of the report; all values are escaped."""
+    environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         undefined=StrictUndefined,
@@ -224,21 +220,26 @@ def make_environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.filters["amount"] = format_bytes
-    made.filters["nines"] = format_fidelity
-    made.filters["brief"] = format_config
-    made.filters["milliseconds"] = format_seconds
-    made.filters["duration"] = format_duration
-    made.filters["breakable"] = make_breakable
-    made.filters["count"] = format_count
-    made.filters["percent"] = format_percent
-    made.filters["words"] = lambda name: name.replace("_", " ")
-    return made
+    environment.filters |= FILTERS
+    return environment.get_template(name).render(context, marks=MARKS, precisions=PRECISIONS)
 
 
 def make_breakable(name: str) -> Markup:
     """Escape a dotted name, and allow line breaks after its dots."""
     return Markup(".<wbr/>").join(name.split("."))
+
+
+FILTERS: Mapping[str, Callable[[Any], str]] = {
+    "amount": format_bytes,
+    "nines": format_fidelity,
+    "brief": format_config,
+    "milliseconds": format_seconds,
+    "duration": format_duration,
+    "breakable": make_breakable,
+    "count": format_count,
+    "percent": format_percent,
+    "words": lambda name: name.replace("_", " "),
+}
 
 
 def make_pictures(measured: Measurements) -> list[tuple[str, Markup]]:

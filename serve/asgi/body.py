@@ -31,7 +31,7 @@ class UnknownCoding(InputError):
 
 
 async def read_body(headers: Headers, receive: Receive, limit: int, reservation: Reservation) -> bytes:
-    """The whole body, unpacked. limit: bytes, on the wire and unpacked.
+    """Read the whole body, unpacked. limit: bytes, on the wire and unpacked.
 
     Raises BodyTooLarge before a byte is read where the length is announced, UnknownCoding, Overloaded, and ClientGone.
     """
@@ -93,7 +93,7 @@ def unpack(body: bytes, coding: bytes, limit: int) -> bytes:
 
 
 async def read_json(body: bytes, settings: Settings, reservation: Reservation) -> Any:
-    """What the JSON of a body holds, read off the event loop if it is long. Raises what `from_json` raises."""
+    """Read what the JSON of a body holds, read off the event loop if it is long. Raises what `from_json` raises."""
     if len(body) <= OFFLOAD_FROM:
         return from_json(body, settings)
     reservation.add(ELEMENT_BYTES * await offload(count_elements, body, settings, long=True))
@@ -101,13 +101,13 @@ async def read_json(body: bytes, settings: Settings, reservation: Reservation) -
 
 
 def from_json(body: bytes, settings: Settings) -> Any:
-    """What the JSON holds. Raises BodyTooLarge, and InputError for anything else, also a bare NaN."""
+    """Read what the JSON holds. Raises BodyTooLarge, and InputError for anything else, also a bare NaN."""
     count_elements(body, settings)
     return parse(body)
 
 
 def count_elements(body: bytes, settings: Settings) -> int:
-    """The elements of the JSON at most, before anything is made of them: its commas and opening brackets are counted.
+    """Count the elements of the JSON at most, by its commas and opening brackets, before anything is made of them.
 
     Raises BodyTooLarge, and InputError for more elements than the settings allow.
     """
@@ -131,7 +131,7 @@ def count_elements(body: bytes, settings: Settings) -> int:
 
 
 def parse(body: bytes) -> Any:
-    """What the JSON holds. Raises InputError, also for a body nested too deep and for a bare NaN."""
+    """Parse JSON. Raises InputError, also for a body nested too deep and for a bare NaN."""
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:

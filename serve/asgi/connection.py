@@ -129,7 +129,7 @@ class Connection(HttpToolsProtocol):
         self.enter(Phase.REQUEST if self.cycle.response_complete else Phase.ANSWER)
 
     def on_response_complete(self) -> None:
-        """As Uvicorn's, without a timer for the next request, of which there is the deadline."""
+        """End an answer as Uvicorn does, without a timer for the next request, of which there is the deadline."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return

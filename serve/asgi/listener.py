@@ -45,7 +45,7 @@ def listen(listener: socket.socket, host: str, port: int) -> None:
 
 
 def make_address_error(host: str, port: int, error: OSError, option: str = "--port") -> UsageError:
-    """The error for an address that cannot be bound."""
+    """Make the error for an address that cannot be bound."""
     return UsageError(
         f"cannot listen on {host} port {port}: {error.strerror}. Choose another {option}, or stop what uses it"
     )
@@ -85,7 +85,7 @@ def open_unix(path: Path) -> socket.socket:
 
 
 def is_answered(path: Path) -> bool:
-    """Whether a process listens on a unix socket."""
+    """Return whether a process listens on a unix socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         try:
             client.connect(str(path))
@@ -102,6 +102,6 @@ def close_admin(listener: socket.socket, address: str) -> None:
 
 
 def format_address(listener: socket.socket) -> str:
-    """Where a listener is reached."""
+    """Format the address at which a listener is reached."""
     address = listener.getsockname()
     return f"{UNIX}{address}" if isinstance(address, str) else f"{address[0]}:{address[1]}"

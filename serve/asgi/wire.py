@@ -71,17 +71,17 @@ def to_answer(error: BaseException) -> Answer:
 
 
 def retry_headers(error: LaconicError) -> list[tuple[bytes, bytes]]:
-    """When to try again, where that helps."""
+    """Return the header that says when to try again, where that helps."""
     return [(b"retry-after", b"%d" % error.retry_after)] if isinstance(error, (Overloaded, NotReady)) else []
 
 
 def to_json(value: Any) -> bytes:
-    """JSON. Arrays print in their own precision: 4.2 KB for 384 float32, where Python floats take 7.6 KB."""
+    """Print JSON. Arrays print in their own precision: 4.2 KB for 384 float32, where Python floats take 7.6 KB."""
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def pack(answer: Answer, headers: Headers) -> Answer:
-    """The answer, compressed if the client asked for exactly one coding that we know.
+    """Compress the answer if the client asked for exactly one coding that we know.
 
     Clients in Python list all that they could read ("gzip, deflate, br") without meaning it. Level 1 takes 16 ms for a
     MiB of tensors and hardly makes them smaller, so such a list is answered plainly; tritonclient names one.

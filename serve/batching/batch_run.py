@@ -37,7 +37,7 @@ class BatchTiming(NamedTuple):
 def run_batch(
     session: Session, layout: Layout, parts: Sequence[Part], runs: list[EngineRun]
 ) -> list[Arrays | Exception]:
-    """The outputs of each part, or why it has none. runs: where each run of the engine is noted.
+    """Run a batch; return the outputs of each part, or why it has none. runs: where each run of the engine is noted.
 
     A batch that fails is halved again and again, so that only the part that made it fail fails: of 64, it is found in
     12 runs. Where memory runs out, the rows of a part are halved too.
@@ -65,12 +65,13 @@ def run_batch(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the engine had too little memory for a batch."""
+    """Return whether the engine had too little memory for a batch."""
     return any(isinstance(cause, MemoryError) or OUT_OF_MEMORY.search(str(cause)) for cause in list_causes(error))
 
 
 def explain(error: BaseException) -> LaconicError:
-    """What the client is told of a failure of the engine, whose own words name nodes of the graph and files."""
+    """Make the error that the client is shown of a failure of the engine, whose own words name nodes of the graph and
+    files."""
     log.error("the engine failed: %s", describe_error(error))
     if is_out_of_memory(error):
         return NotReady("the engine has too little memory for these inputs. Send less at a time, or shorter inputs")

@@ -129,7 +129,7 @@ class Batcher:
         return items
 
     def run_at_once(self, inputs: Arrays, rows: int) -> Arrays | None:
-        """The outputs of a request that needs no queue, where the event loop runs the batches.
+        """Run a request that needs no queue, where the event loop runs the batches.
 
         inputs: of one batch at most, in arrays of their own. None where the queue has to answer: with executors, and
         when the engine fails.
@@ -195,7 +195,8 @@ class Batcher:
             batch, bulk = self._take(ran_bulk=bulk)
 
     def _take(self, *, ran_bulk: bool) -> tuple[list[Item], bool]:
-        """The next batch and whether it is of bulk requests alone, or nothing when the batcher is closed.
+        """Take the next batch; return it and whether it is of bulk requests alone, or nothing when the batcher is
+        closed.
 
         ran_bulk: whether the last batch was of bulk requests alone.
         """
@@ -243,7 +244,7 @@ class Batcher:
 
 
 def make_items(flow: Flow, parts: Sequence[Part]) -> list[Item]:
-    """The parts of a request as items for the queue. On the event loop."""
+    """Make the parts of a request as items for the queue. On the event loop."""
     loop = asyncio.get_running_loop()
     return [Item(flow, part, loop.create_future()) for part in parts]
 

@@ -72,7 +72,7 @@ class FairQueue:
         self._bulk_flows: set[Flow] = set()
 
     def open(self, rows: int) -> Flow:
-        """A request of so many rows."""
+        """Make the flow of a request of so many rows."""
         return Flow(rows, bulk=rows > self.cap.rows)
 
     def announce(self, flow: Flow) -> None:
@@ -107,11 +107,11 @@ class FairQueue:
         return dropped
 
     def rows_ahead(self, rows: int) -> int:
-        """The rows that run before a new request of so many has run: in turns, a larger request gives no more."""
+        """Count the rows that run before a new request of so many has run: in turns, a larger request gives no more."""
         return self.small_rows + sum([min(flow.rows, rows) for flow in self._bulk_flows])
 
     def form_small(self, *, with_bulk: bool) -> list[Item]:
-        """A batch of small requests. with_bulk: each bulk request has its turn too, with one item."""
+        """Form a batch of small requests. with_bulk: each bulk request has its turn too, with one item."""
         if not self.small:
             return []
         batch = Batch(self.layout, self.cap)
@@ -124,7 +124,7 @@ class FairQueue:
         return bulk + taken
 
     def form_bulk(self, *, once: bool) -> list[Item]:
-        """A batch of bulk requests. once: one item of each, however much space is left."""
+        """Form a batch of bulk requests. once: one item of each, however much space is left."""
         taken, self.bulk = take_in_turns(Batch(self.layout, self.cap), self.bulk, once=once)
         return taken
 

@@ -46,7 +46,7 @@ class Cap:
     cells: int = 0
 
     def rows_at(self, sizes: Sizes) -> int:
-        """The most rows for these sizes of the free axes."""
+        """Return the most rows for these sizes of the free axes."""
         return max(self.rows, self.cells // max(1, math.prod(sizes.values())))
 
 
@@ -82,7 +82,7 @@ class Batch:
         return True
 
     def _wastes(self, part: Part, rows: int, sizes: Sizes) -> bool:
-        """Whether there is much padding in the batch with this part, of so many rows, padded to these sizes."""
+        """Return whether there is much padding in the batch with this part, of so many rows, padded to these sizes."""
         rounded = self.layout.round_sizes(sizes)
         if rounded == self.layout.round_sizes(part.sizes) == self.layout.round_sizes(self.sizes):
             return False  # of the size that the batch has
@@ -90,7 +90,7 @@ class Batch:
 
 
 def round_up(size: int) -> int:
-    """The next size of FINENESS between a power of two and the next, in steps of 2 at least."""
+    """Round up to the next size of FINENESS between a power of two and the next, in steps of 2 at least."""
     step = max(2, (1 << (size - 1).bit_length()) // (2 * FINENESS))
     return -(-size // step) * step
 
@@ -130,7 +130,7 @@ class Layout:
         )
 
     def make_part(self, inputs: Arrays) -> Part:
-        """One request as a part. inputs: checked against the signature."""
+        """Make a part of one request. inputs: checked against the signature."""
         sizes = {axis: inputs[name].shape[index] for name, index, axis in self._free}
         rows = len(inputs[self.inputs[0].name]) if self.batched else 1
         return Part(inputs, rows, sizes)
@@ -152,7 +152,7 @@ class Layout:
         ]
 
     def halve(self, part: Part) -> list[Part]:
-        """Both halves of a part of several rows."""
+        """Halve a part of several rows."""
         half = part.rows // 2
         return [
             Part({name: array[rows] for name, array in part.inputs.items()}, count, part.sizes)
@@ -166,11 +166,11 @@ class Layout:
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def sizes(self, parts: Sequence[Part]) -> Sizes:
-        """The size of each free axis in a batch of these parts."""
+        """Return the size of each free axis in a batch of these parts."""
         return self.round_sizes({axis: max(part.sizes[axis] for part in parts) for axis in parts[0].sizes})
 
     def round_sizes(self, sizes: Sizes) -> Sizes:
-        """The sizes that free axes of these sizes are padded to."""
+        """Return the sizes that free axes of these sizes are padded to."""
         if not sizes or not self.rounded or not self.paddable:
             return sizes
         rounded = {axis: round_up(size) for axis, size in sizes.items()}
@@ -227,5 +227,5 @@ class Layout:
         if part.sizes == sizes:
             return array
         axes = self.outputs[name].shape[1:]
-        own = {**part.sizes, **self._derive(part.sizes)}
-        return array[(slice(None), *(slice(own.get(axis) if isinstance(axis, str) else None) for axis in axes))]
+        part_sizes = {**part.sizes, **self._derive(part.sizes)}
+        return array[(slice(None), *(slice(part_sizes.get(axis) if isinstance(axis, str) else None) for axis in axes))]

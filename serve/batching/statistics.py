@@ -2,16 +2,48 @@
 
 import asyncio
 import time
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from laconic.errors import DeadlineExceeded, LaconicError, NotReady, Overloaded
 from serve.asgi.wire import ClientGone
-from serve.batching.buckets import ROWS, Buckets
 
 REJECTED, CANCELED, BACKEND, OTHER = "REJECTED", "CANCELED", "BACKEND", "OTHER"
 """Triton's reasons for a failure: not accepted, nobody waits any more, the engine failed, and a wrong request."""
+
+DURATIONS_NS = tuple(
+    round(seconds * 1e9)
+    for seconds in (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+)
+"""Upper bounds of durations in nanoseconds: from what a request costs without an engine to the default deadline."""
+ROWS = tuple(2**power for power in range(11))
+
+
+class Buckets:
+    """A histogram: counts of values by upper bound, and their sum.
+
+    bounds: ascending; larger values have a last count of their own.
+
+    Without a lock: the values of one histogram come from one thread, or under a lock of the caller's.
+    """
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: Sequence[int] = DURATIONS_NS) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0
+
+    @property
+    def count(self) -> int:
+        """The number of values."""
+        return sum(self.counts)
+
+    def observe(self, value: int) -> None:
+        """Count a value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
 
 
 @dataclass
@@ -76,47 +108,11 @@ class Statistics:
         count, ns = self.sizes.get(rows, (0, 0))
         self.sizes[rows] = count + 1, ns + ran_ns
 
-    def describe(self, name: str, version: str) -> dict[str, Any]:
-        """The counters as the statistics extension of the V2 protocol defines them.
-
-        Inputs are encoded and outputs are written for each request and not for each batch, so that of the batches of
-        one size only the engine's time is known.
-        """
-        return {
-            "name": name,
-            "version": version,
-            "last_inference": self.last_ms,
-            "inference_count": self.rows,
-            "execution_count": self.batches,
-            "inference_stats": {
-                "success": {"count": self.succeeded, "ns": self.succeeded_ns},
-                "fail": {"count": self.failed, "ns": self.failed_ns},
-                "queue": describe_duration(self.queue),
-                "compute_input": describe_duration(self.encode),
-                "compute_infer": describe_duration(self.engine),
-                "compute_output": describe_duration(self.write),
-            },
-            "batch_stats": [
-                {
-                    "batch_size": rows,
-                    "compute_input": {"count": 0, "ns": 0},
-                    "compute_infer": {"count": count, "ns": ns},
-                    "compute_output": {"count": 0, "ns": 0},
-                }
-                for rows, (count, ns) in sorted(self.sizes.copy().items())
-            ],
-        }
-
 
 def find_reason(error: BaseException) -> str:
-    """Triton's reason for a failure."""
+    """Find Triton's reason for a failure."""
     if isinstance(error, (Overloaded, NotReady)):
         return REJECTED
     if isinstance(error, (DeadlineExceeded, ClientGone, asyncio.CancelledError)):
         return CANCELED
     return OTHER if isinstance(error, LaconicError) and error.status < 500 else BACKEND
-
-
-def describe_duration(buckets: Buckets) -> dict[str, int]:
-    """The number of values and their sum, as the statistics extension has them."""
-    return {"count": buckets.count, "ns": buckets.sum}

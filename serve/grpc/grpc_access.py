@@ -33,7 +33,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self.observer = observer
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Call]], details: Any) -> Call:
-        """The handler of a call. details: `grpc.HandlerCallDetails`."""
+        """Choose the handler of a call. details: `grpc.HandlerCallDetails`."""
         if not details.method.startswith(HEALTH):
             metadata = {name.encode(): to_bytes(value) for name, value in details.invocation_metadata}
             if self.observer.active:
@@ -50,12 +50,12 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 def to_bytes(value: str | bytes) -> bytes:
-    """The value of a key in metadata, which is text unless the key's name says otherwise."""
+    """Return the value of a key in metadata, which is text unless the key's name says otherwise."""
     return value.encode() if isinstance(value, str) else value
 
 
 def refuse(error: LaconicError) -> Call:
-    """A call of any kind that fails."""
+    """Make a call of any kind that fails."""
 
     async def answer(_: object, context: Context) -> None:
         await fail(context, error)

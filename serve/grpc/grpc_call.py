@@ -43,7 +43,7 @@ class RequestTimeout(LaconicError):
 
 
 async def read(context: Context) -> bytes | None:
-    """The next message of the call; None where the client sends no further one."""
+    """Read the next message of the call; None where the client sends no further one."""
     message = await context.read()
     return None if message is grpc.aio.EOF else message
 
@@ -58,7 +58,7 @@ async def fail(context: Context, error: BaseException) -> None:
 
 
 def call(settings: Settings, respond: Respond) -> Call:
-    """A call with one message either way.
+    """Make a call with one message either way.
 
     gRPC would wait for the message without end. Read as a stream of one, it has `body_timeout` to arrive.
     """

@@ -4,12 +4,12 @@ import asyncio
 
 import grpc
 
-from laconic.errors import INTERRUPTS, NotReady, UnknownModel
+from laconic.errors import INTERRUPTS, UnknownModel
 from serve.grpc.grpc_call import Context, call, fail
 from serve.grpc.grpc_messages import parse_message, serialize
 from serve.grpc.inference_pb2 import HealthCheckRequest, HealthCheckResponse
 from serve.model_repository.repository import Repository
-from serve.protocol.metadata import check_server
+from serve.protocol.metadata import check_server, is_ready
 from serve.settings.server_settings import Settings
 
 NAME = "grpc.health.v1.Health"
@@ -26,7 +26,7 @@ class Health:
         self.services = services | {"", NAME}
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """The calls, as gRPC's server takes them."""
+        """Make the calls, as gRPC's server takes them."""
         calls = {
             "Check": call(self.settings, self.check),
             "Watch": grpc.unary_stream_rpc_method_handler(self.watch),
@@ -34,11 +34,11 @@ class Health:
         return grpc.method_handlers_generic_handler(NAME, calls)
 
     async def check(self, body: bytes, _: Context) -> bytes:
-        """The status now."""
+        """Return the status now."""
         return self._status(body)
 
     async def watch(self, body: bytes, context: Context) -> None:
-        """The status now, and whenever it changes. The call ends when the server stops."""
+        """Send the status now, and whenever it changes. The call ends when the server stops."""
         try:
             status = self._status(body)
             await context.write(status)
@@ -56,8 +56,6 @@ class Health:
         service = parse_message(HealthCheckRequest, body).service
         if service not in self.services:
             raise UnknownModel(f"no service {service!r} is here, only {', '.join(sorted(filter(None, self.services)))}")
-        try:
-            check_server(self.repository)
-        except NotReady:
-            return serialize(HealthCheckResponse(status=HealthCheckResponse.NOT_SERVING))
-        return serialize(HealthCheckResponse(status=HealthCheckResponse.SERVING))
+        states = HealthCheckResponse
+        status = states.SERVING if is_ready(check_server, self.repository) else states.NOT_SERVING
+        return serialize(HealthCheckResponse(status=status))

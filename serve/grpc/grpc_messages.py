@@ -56,7 +56,7 @@ M = TypeVar("M", bound=Message)
 
 
 def parse_message(kind: type[M], body: bytes) -> M:
-    """The message in a body. Raises InputError."""
+    """Parse the message in a body. Raises InputError."""
     if len(body) > MAX_PARSED:
         raise BodyTooLarge(
             f"the {kind.__name__} has {len(body)} bytes beside raw tensors, more than the {MAX_PARSED} that this "
@@ -71,14 +71,14 @@ def parse_message(kind: type[M], body: bytes) -> M:
 
 
 def serialize(message: Message) -> bytes:
-    """The message in bytes."""
+    """Serialize a message."""
     body: bytes = message.SerializeToString()
     return body
 
 
 def parse_request(body: bytes) -> tuple[ModelInferRequest, list[memoryview]]:
-    """A request without its raw tensors, and those as views of the body: protobuf would copy 64 MiB in 90 ms, in which
-    no other thread runs. Raises InputError."""
+    """Parse a request; return it without its raw tensors, and those as views of the body: protobuf would copy 64 MiB in
+    90 ms, in which no other thread runs. Raises InputError."""
     view = memoryview(body)
     rest: list[memoryview] = []
     raw: list[memoryview] = []
@@ -109,7 +109,7 @@ def parse_request(body: bytes) -> tuple[ModelInferRequest, list[memoryview]]:
 
 
 def read_varint(body: bytes, position: int) -> tuple[int, int]:
-    """The number at a position, and the position behind it. Raises IndexError where it does not end."""
+    """Read the number at a position, and the position behind it. Raises IndexError where it does not end."""
     value = 0
     for index in range(MAX_VARINT):
         byte = body[position + index]
@@ -120,25 +120,25 @@ def read_varint(body: bytes, position: int) -> tuple[int, int]:
 
 
 def read_request(message: ModelInferRequest, raw: Sequence[memoryview], outputs: Sequence[TensorSpec]) -> InferRequest:
-    """The request in a message. raw: its raw tensors. Raises InputError for whatever is not a request."""
-    wanted = [{"name": output.name, "parameters": dict(output.parameters)} for output in message.outputs]
+    """Read the request in a message. raw: its raw tensors. Raises InputError for whatever is not a request."""
+    outputs_asked = [{"name": output.name, "parameters": dict(output.parameters)} for output in message.outputs]
     parameters = {name: read_parameter(value) for name, value in message.parameters.items()}
     return InferRequest(
         id=message.id,
         inputs=read_inputs(message, raw),
-        outputs=read_outputs(wanted, {}, outputs),
+        outputs=read_outputs(outputs_asked, {}, outputs),
         timeout=read_timeout(parameters),
     )
 
 
 def read_parameter(parameter: InferParameter) -> Any:
-    """A parameter as a Python value."""
+    """Read a parameter as a Python value."""
     choice = parameter.WhichOneof("parameter_choice")
     return choice and getattr(parameter, choice)
 
 
 def read_inputs(message: ModelInferRequest, raw: Sequence[memoryview]) -> Arrays:
-    """Arrays by name, from raw or from typed contents."""
+    """Read arrays by name, from raw or from typed contents."""
     if raw and len(raw) != len(message.inputs):
         raise InputError(f"raw_input_contents has {len(raw)} tensors for {len(message.inputs)} inputs")
     inputs: Arrays = {}
@@ -159,7 +159,7 @@ def read_inputs(message: ModelInferRequest, raw: Sequence[memoryview]) -> Arrays
 
 
 def read_contents(tensor: ModelInferRequest.InferInputTensor, dtype: np.dtype[Any], shape: list[int]) -> Array:
-    """An array from typed contents."""
+    """Read an array from typed contents."""
     if dtype.name not in CONTENTS:
         raise InputError(f"input {tensor.name!r} is {tensor.datatype}, which has no typed contents: send it raw")
     field, kind = CONTENTS[dtype.name]
@@ -171,7 +171,7 @@ def read_contents(tensor: ModelInferRequest.InferInputTensor, dtype: np.dtype[An
 
 
 def describe_response(request: InferRequest, outputs: Arrays, *, model: str, version: str) -> ModelInferResponse:
-    """The answer to a request, with raw tensors, as Triton gives it."""
+    """Make the answer to a request, with raw tensors, as Triton gives it."""
     arrays = {name: outputs[name] for name in request.outputs}
     return ModelInferResponse(
         model_name=model,

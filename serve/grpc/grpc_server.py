@@ -71,7 +71,7 @@ class GrpcServer:
 
 
 def make_credentials(certificate: Certificate) -> grpc.ServerCredentials:
-    """TLS with the certificate as it is at each handshake."""
+    """Make credentials for TLS with the certificate as it is at each handshake."""
     served = certificate.pem
 
     def fetch() -> grpc.ServerCertificateConfiguration | None:
@@ -85,7 +85,7 @@ def make_credentials(certificate: Certificate) -> grpc.ServerCredentials:
 
 
 def make_options(settings: Settings) -> list[tuple[str, Any]]:
-    """The limits of the settings, as gRPC names them."""
+    """Make gRPC's options of the limits in the settings."""
     return [
         ("grpc.max_receive_message_length", settings.max_body),
         ("grpc.max_send_message_length", UNLIMITED),

@@ -38,7 +38,7 @@ class InferenceService:
         self._readers: set[asyncio.Task[None]] = set()
 
     def handler(self, control: Mapping[str, Call]) -> grpc.GenericRpcHandler:
-        """The calls, as gRPC's server takes them. control: those that run no model."""
+        """Make the calls, as gRPC's server takes them. control: those that run no model."""
         calls = {
             "ModelInfer": call(self.settings, self.infer),
             "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(self.stream),
@@ -52,7 +52,7 @@ class InferenceService:
             reader.cancel()
 
     async def infer(self, body: bytes, context: Context) -> bytes:
-        """The response to a ModelInferRequest. Raises what goes wrong."""
+        """Answer a ModelInferRequest. Raises what goes wrong."""
         reservation = Reservation(self.budget)
         try:
             reservation.add(len(body))
@@ -62,7 +62,7 @@ class InferenceService:
             reservation.release()
 
     async def stream(self, _: object, context: Context) -> None:
-        """Requests of a stream run at the same time, to share batches, and are answered in their order."""
+        """Run the requests of a stream at the same time, to share batches, and answer them in their order."""
         under_way = asyncio.Semaphore(STREAMED)
         answers: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue()
 
@@ -83,7 +83,7 @@ class InferenceService:
                     under_way.release()
 
     async def _answer(self, body: bytes, context: Context) -> bytes:
-        """The response to one request of a stream, or what went wrong with it."""
+        """Answer one request of a stream, or say what went wrong with it."""
         reservation = Reservation(self.budget)
         message = pb.ModelInferRequest()
         try:
@@ -139,16 +139,16 @@ class InferenceService:
 def write(
     request: InferRequest, outputs: Arrays, model: Model, finish: Callable[[pb.ModelInferResponse], bytes]
 ) -> bytes:
-    """The response, serialized."""
+    """Write the response, serialized."""
     return finish(describe_response(request, outputs, model=model.name, version=model.version))
 
 
 def finish_streamed(response: pb.ModelInferResponse) -> bytes:
-    """The response to a request in a stream."""
+    """Serialize the response to a request in a stream."""
     return serialize(pb.ModelStreamInferResponse(infer_response=response))
 
 
 def finish_final(response: pb.ModelInferResponse) -> bytes:
-    """The response to a request in a stream that asks which response is the last."""
+    """Serialize the response to a request in a stream that asks which response is the last."""
     response.parameters[FINAL[1]].bool_param = True
     return finish_streamed(response)

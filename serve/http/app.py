@@ -11,9 +11,9 @@ from serve.asgi.error_boundary import ErrorBoundary
 from serve.asgi.wire import Headers, Receive, Scope, Send
 from serve.http.control import create_control
 from serve.http.embed import Embed
+from serve.http.extension_routes import add_extensions
 from serve.http.guard import Guard
 from serve.http.infer import Infer
-from serve.http.model_control import add_model_control
 from serve.http.prometheus import Metrics
 from serve.http.task_endpoint import Predict
 from serve.model_repository.loader import open_models
@@ -46,7 +46,7 @@ class App:
         self.observer = observer
         self.metrics = Metrics(repository, access)
         self.control = create_control(repository, self.metrics, self.close)
-        add_model_control(self.control, folder, settings)
+        add_extensions(self.control, repository, folder, settings)
         self.settings = settings
         self.budget = MemoryBudget(settings.max_in_flight)
         self.stopping: asyncio.Task[None] | None = None
@@ -64,7 +64,7 @@ class App:
             self.observer.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request, or the lifespan."""
+        """Answer one request, or follow the lifespan."""
         if scope["type"] != "http":
             await self.control(scope, receive, send)
             return

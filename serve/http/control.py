@@ -15,7 +15,6 @@ from laconic.errors import LaconicError, UnknownModel
 from serve.asgi.wire import Answer, to_answer, to_json
 from serve.http import openapi
 from serve.http.endpoint import MethodNotAllowed
-from serve.http.extension_routes import add_extensions
 from serve.http.openai_shape import openai_model, to_openai_answer
 from serve.http.page import add_page
 from serve.http.prometheus import CONTENT_TYPE, Metrics
@@ -25,7 +24,7 @@ from serve.protocol import metadata
 
 
 def create_control(repository: Repository, metrics: Metrics, close: Callable[[], Awaitable[None]]) -> FastAPI:
-    """The FastAPI application. close: called when it shuts down."""
+    """Create the FastAPI application. close: called when it shuts down."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -46,7 +45,6 @@ def create_control(repository: Repository, metrics: Metrics, close: Callable[[],
     add_page(app, repository)
     add_server(app, repository, metrics)
     add_models(app, repository)
-    add_extensions(app, repository)
     add_openai_models(app, repository)
     return app
 
@@ -78,13 +76,13 @@ def add_errors(app: FastAPI) -> None:
 
 
 def find_methods(app: FastAPI, request: Request) -> set[str]:
-    """The methods that the path of a request has."""
+    """Find the methods that the path of a request has."""
     routes = [route for route in app.routes if isinstance(route, Route)]
     return {method for route in routes if route.path_regex.match(request.url.path) for method in route.methods or ()}
 
 
 def respond(answer: Answer, headers: Any = None) -> Response:
-    """An answer as a response of Starlette."""
+    """Make a response of Starlette from an answer."""
     response = Response(answer.body, answer.status, headers, answer.content_type.decode())
     for name, value in answer.headers:
         response.headers[name.decode()] = value.decode()
@@ -96,34 +94,34 @@ def add_server(app: FastAPI, repository: Repository, metrics: Metrics) -> None:
 
     @app.get("/v2", tags=["server"])
     async def server_metadata() -> dict[str, Any]:
-        """The server's name, version and protocol extensions."""
+        """Return the server's name, version and protocol extensions."""
         return metadata.server_metadata()
 
     @app.get("/v2/health/live", tags=["server"], response_class=Response)
     async def live() -> Response:
-        """Whether the process runs."""
+        """Answer while the process runs."""
         return Response()
 
     @app.get("/v2/health/ready", tags=["server"], response_class=Response)
     async def ready() -> Response:
-        """Whether requests are welcome; 503 once the server is told to stop, while it serves no model or lacks a
+        """Answer whether requests are welcome; 503 once the server is told to stop, while it serves no model or lacks a
         required one, and while a model has no engine."""
         metadata.check_server(repository)
         return Response()
 
     @app.get("/metrics", tags=["server"], response_class=Response)
     async def prometheus_metrics() -> Response:
-        """Counters for Prometheus, under Triton's names."""
+        """Return counters for Prometheus, under Triton's names."""
         return Response(metrics.text(), media_type=CONTENT_TYPE)
 
     @app.post("/v2/repository/index", tags=["server"])
     async def repository_index() -> list[dict[str, str]]:
-        """The models that are served. Needs no body."""
+        """List the models that are served. Needs no body."""
         return metadata.repository_index(repository)
 
     @app.get("/v2/models/stats", tags=["server"])
     async def all_statistics() -> dict[str, Any]:
-        """The counters of every model."""
+        """Return the counters of every model."""
         return metadata.all_statistics(repository)
 
 
@@ -132,12 +130,12 @@ def add_openai_models(app: FastAPI, repository: Repository) -> None:
 
     @app.get("/v1/models", tags=["openai"])
     async def list_models() -> dict[str, Any]:
-        """The models that are served, as OpenAI's clients read them."""
+        """List the models that are served, as OpenAI's clients read them."""
         return {"object": "list", "data": [openai_model(model) for model in repository]}
 
     @app.get("/v1/models/{name}", tags=["openai"], response_model=None)
     async def get_model(name: str) -> dict[str, Any] | Response:
-        """One model, as OpenAI's clients read it."""
+        """Describe one model, as OpenAI's clients read it."""
         try:
             return openai_model(repository.get(name))
         except UnknownModel as error:
@@ -148,7 +146,7 @@ def add_models(app: FastAPI, repository: Repository) -> None:
     """Add the routes of one model, each also with the version in its path."""
 
     def model_ready(model: Model) -> Response:
-        """Whether the model answers."""
+        """Answer whether the model is ready."""
         metadata.check_model(repository, model)
         return Response()
 

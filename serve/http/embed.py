@@ -73,7 +73,7 @@ class EmbeddingRequest:
 
 
 def read_request(content: Any) -> EmbeddingRequest:
-    """The request in a body. Raises InputError."""
+    """Read the request in a body. Raises InputError."""
     if not isinstance(content, dict):
         raise InputError(f"the request must be an object, not {type(content).__name__}")
     if unknown := sorted(set(content) - set(PARAMETERS)):
@@ -93,27 +93,27 @@ def read_request(content: Any) -> EmbeddingRequest:
     return EmbeddingRequest(model, samples, in_base64=encoding == "base64", dimensions=dimensions)
 
 
-def read_samples(given: Any) -> list[Any]:
-    """The samples in `input`: a text, a list of texts, the ids of tokens, or a list of such. Raises InputError."""
-    if isinstance(given, str):
-        return [given]
-    if isinstance(given, list) and given:
-        if is_tokens(given):
-            return [given]
-        if all(isinstance(each, str) for each in given) or all(is_tokens(each) for each in given):
-            return given
+def read_samples(value: Any) -> list[Any]:
+    """Read the samples in `input`: a text, a list of texts, the ids of tokens, or a list of such. Raises InputError."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and value:
+        if is_tokens(value):
+            return [value]
+        if all(isinstance(each, str) for each in value) or all(is_tokens(each) for each in value):
+            return value
     raise InvalidParameter(
         "input", "'input' must be a text, a list of texts, a list of the ids of tokens, or a list of such lists"
     )
 
 
-def is_tokens(given: Any) -> bool:
-    """Whether this is a list of whole numbers."""
-    return isinstance(given, list) and bool(given) and set(map(type, given)) == {int}
+def is_tokens(value: Any) -> bool:
+    """Return whether this is a list of whole numbers."""
+    return isinstance(value, list) and bool(value) and set(map(type, value)) == {int}
 
 
 def choose_values(request: EmbeddingRequest, model: Model) -> list[Any]:
-    """The samples as the model's task takes them. Raises InputError for what the model does not do."""
+    """Choose the samples as the model's task takes them. Raises InputError for what the model does not do."""
     if not model.task.embeds:
         raise InvalidParameter("model", f"model {model.name!r} does {model.task.name}, and no embeddings")
     width = model.outputs[0].shape[-1]
@@ -129,7 +129,7 @@ def choose_values(request: EmbeddingRequest, model: Model) -> list[Any]:
 
 
 async def write_answer(request: EmbeddingRequest, prediction: Prediction) -> Answer:
-    """The HTTP answer. Many vectors are printed off the event loop, a few at a time."""
+    """Write the HTTP answer. Many vectors are printed off the event loop, a few at a time."""
     vectors = [answer["embedding"] for answer in prediction.answers]
     pieces = []
     for start in range(0, len(vectors), PRINTED):
@@ -145,7 +145,7 @@ async def write_answer(request: EmbeddingRequest, prediction: Prediction) -> Ans
 
 
 def print_vectors(vectors: list[Array], start: int, in_base64: bool) -> bytes:
-    """Entries of the list of vectors, without its brackets. start: the index of the first."""
+    """Print entries of the list of vectors, without its brackets. start: the index of the first."""
     return to_json(
         [
             {"object": "embedding", "index": index, "embedding": encode(vector) if in_base64 else vector}
@@ -155,5 +155,5 @@ def print_vectors(vectors: list[Array], start: int, in_base64: bool) -> bytes:
 
 
 def encode(vector: Array) -> str:
-    """The vector as little-endian float32 in base64."""
+    """Encode a vector as little-endian float32 in base64."""
     return base64.b64encode(vector.astype(np.dtype("<f4"), copy=False).tobytes()).decode()

@@ -39,14 +39,14 @@ class Endpoint(ABC):
 
     @abstractmethod
     async def _answer(self, match: re.Match[str], scope: Scope, receive: Receive, reservation: Reservation) -> Answer:
-        """The answer to a request whose body is not read yet. match: its path. Raises what goes wrong."""
+        """Answer a request whose body is not read yet. match: its path. Raises what goes wrong."""
 
     def refuse(self, error: BaseException) -> Answer:
-        """What the client is told about an error."""
+        """Make the answer that tells the client about an error."""
         return to_answer(error)
 
     def respond_at_once(self, model: Model, body: bytes, headers: Headers) -> Answer | None:
-        """The answer to a request that is worth no waiting, else None. Raises what goes wrong."""
+        """Answer a request that is worth no waiting; return None for any other. Raises what goes wrong."""
         return None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> bool:
@@ -86,7 +86,7 @@ class ModelEndpoint(Endpoint):
 
     @abstractmethod
     async def respond(self, model: Model, body: bytes, headers: Headers, reservation: Reservation) -> Answer:
-        """The answer to a whole request. Raises what goes wrong."""
+        """Answer a whole request. Raises what goes wrong."""
 
     async def _answer(self, match: re.Match[str], scope: Scope, receive: Receive, reservation: Reservation) -> Answer:
         model = self.repository.get(match[1], match[2] if match.lastindex == 2 else None)
@@ -112,7 +112,7 @@ class ModelEndpoint(Endpoint):
 
 
 def read_timeout(headers: Headers) -> float | None:
-    """Seconds, from the header `Request-Timeout`. Raises InputError."""
+    """Read the seconds in the header `Request-Timeout`. Raises InputError."""
     header = headers.get(b"request-timeout")
     if header is None:
         return None

@@ -33,8 +33,8 @@ class Guard:
         self._origins = Origins(settings.cors_origins)
 
     def _passes(self, scope: Scope, headers: Headers) -> bool:
-        """Whether nothing can be wrong: no header is repeated, no key is needed, no browser sent the request, and its
-        host is that of the last one."""
+        """Return whether nothing can be wrong: no header is repeated, no key is needed, no browser sent the request,
+        and its host is that of the last one."""
         return (
             b"host" in headers
             and len(headers) == len(scope["headers"])
@@ -46,7 +46,7 @@ class Guard:
         )
 
     def admit(self, scope: Scope, headers: Headers, send: Send) -> tuple[Send, Answer | None]:
-        """Where the answer is to be sent, and the refusal, if it is one."""
+        """Admit a request or refuse it; return where the answer is to be sent, and the refusal, if it is one."""
         if self._passes(scope, headers):
             return send, None
         try:

@@ -79,7 +79,7 @@ class Infer(ModelEndpoint):
         return answer
 
     def _known_of(self, model: Model) -> RequestCache:
-        """The known requests of a model, which are forgotten with it."""
+        """Return the known requests of a model, which are forgotten with it."""
         known = self._known.get(model)
         if known is None:
             known = self._known[model] = RequestCache()
@@ -87,7 +87,7 @@ class Infer(ModelEndpoint):
 
 
 def write(request: InferRequest, known: KnownRequest | None, outputs: Arrays, model: Model, headers: Headers) -> Answer:
-    """The HTTP answer, compressed if the client asked for it."""
+    """Write the HTTP answer, compressed if the client asked for it."""
     answer = known.write(outputs) if known is not None else None
     if answer is None:
         answer = kserve.write_answer(request, outputs, model=model.name, version=model.version)

@@ -38,7 +38,7 @@ PRINTED = 1 << 15
 
 
 def read_request(body: bytes, split: int, outputs: Sequence[TensorSpec], settings: Settings) -> InferRequest:
-    """A request's body. split: the bytes of JSON at its front.
+    """Read a request's body. split: the bytes of JSON at its front.
 
     The arrays are views of the body where they can be. Raises InputError for whatever is not a request; whether the
     inputs fit the model is checked elsewhere.
@@ -58,7 +58,7 @@ def read_request(body: bytes, split: int, outputs: Sequence[TensorSpec], setting
 
 
 def read_length(header: bytes, available: int) -> int:
-    """The bytes of JSON, from the HTTP header `Inference-Header-Content-Length`. Raises InputError."""
+    """Read the bytes of JSON from the HTTP header `Inference-Header-Content-Length`. Raises InputError."""
     if not (header.isdigit() and len(header) <= MAX_DIGITS and 0 < int(header) <= available):
         raise InputError(
             f"Inference-Header-Content-Length is {header.decode('latin-1')[:40]!r}, expected 1 to {available}, "
@@ -68,7 +68,7 @@ def read_length(header: bytes, available: int) -> int:
 
 
 def read_inputs(tensors: list[Any], binary: memoryview) -> Arrays:
-    """Arrays by name, from their descriptions and the bytes behind the JSON."""
+    """Read arrays by name, from their descriptions and the bytes behind the JSON."""
     inputs: Arrays = {}
     offset = 0
     for tensor in tensors:
@@ -98,13 +98,13 @@ def read_inputs(tensors: list[Any], binary: memoryview) -> Arrays:
 
 
 def read_data(data: Any, dtype: np.dtype[Any], shape: list[int], name: str) -> Array:
-    """An array from JSON, flat or nested, in row-major order."""
+    """Read an array from JSON, flat or nested, in row-major order."""
     what = f"'data' of input {name!r} ({DATATYPES[dtype]})"
     return shape_numbers(read_numbers(expect(data, list, what), dtype, what), shape, name)
 
 
 def write_answer(request: InferRequest, outputs: Arrays, *, model: str, version: str) -> Answer:
-    """The HTTP answer to a request. Raises InputError for a NaN or an infinity where JSON was asked for."""
+    """Write the HTTP answer to a request. Raises InputError for a NaN or an infinity where JSON was asked for."""
     described, binary = [], []
     for name, in_binary in request.outputs.items():
         array = outputs[name]
@@ -132,7 +132,7 @@ def write_answer(request: InferRequest, outputs: Arrays, *, model: str, version:
 
 
 def print_numbers(array: Array) -> Any:
-    """The numbers as JSON takes them: many are printed in pieces, between which other threads may run."""
+    """Print numbers as JSON takes them: many are printed in pieces, between which other threads may run."""
     if array.size <= PRINTED:
         return array
     pieces = (to_json(array[start : start + PRINTED])[1:-1] for start in range(0, array.size, PRINTED))

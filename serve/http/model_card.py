@@ -57,18 +57,22 @@ def describe_verdict(verdict: Verdict | None, metric: str) -> dict[str, Any]:
 
 
 def list_figures(comparison: Comparison, metric: str) -> list[dict[str, str]]:
-    """The two figures that say most: the mean fidelity, and the metric before and after or else the worst sample."""
-    found = comparison.figures
+    """List the two figures that say most: the mean fidelity, and the metric before and after or else the worst
+    sample."""
+    values = comparison.figures
     figures = []
-    if "fidelity" in found:
-        figures.append((format_fidelity(found["fidelity"]), "mean fidelity to the original; 1 is identical"))
-    if "metric" in found and "metric_original" in found:
+    if "fidelity" in values:
+        figures.append((format_fidelity(values["fidelity"]), "mean fidelity to the original; 1 is identical"))
+    if "metric" in values and "metric_original" in values:
         figures.append(
-            (f"{found['metric_original']:.4f} → {found['metric']:.4f}", f"{metric} against labels, before and after")
+            (
+                f"{values['metric_original']:.4f} → {values['metric']:.4f}",
+                f"{metric} against labels, before and after",
+            )
         )
-    elif "fidelity_worst" in found:
-        figures.append((format_fidelity(found["fidelity_worst"]), "fidelity of the worst sample"))
-    figures = figures or [(f"{value:.4f}", name) for name, value in found.items()][:2]
+    elif "fidelity_worst" in values:
+        figures.append((format_fidelity(values["fidelity_worst"]), "fidelity of the worst sample"))
+    figures = figures or [(f"{value:.4f}", name) for name, value in values.items()][:2]
     return [{"value": value, "label": label} for value, label in figures]
 
 

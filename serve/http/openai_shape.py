@@ -23,7 +23,7 @@ class InvalidParameter(InputError):
 
 
 def to_openai_answer(error: BaseException) -> Answer:
-    """What a client is told about an error."""
+    """Make the answer that tells a client about an error."""
     public = to_public_error(error)
     kind = KINDS.get(public.status, "invalid_request_error" if public.status < 500 else "server_error")
     parameter = public.parameter if isinstance(public, InvalidParameter) else None
@@ -32,7 +32,8 @@ def to_openai_answer(error: BaseException) -> Answer:
 
 
 def openai_model(model: Model) -> dict[str, Any]:
-    """A model in the list of models. Its artifact's manifest says when it was created, in seconds since 1970."""
+    """Describe a model for the list of models. Its artifact's manifest says when it was created, in seconds since
+    1970."""
     created = 0
     with suppress(OSError):
         created = int((model.artifact.path / MANIFEST).stat().st_mtime)

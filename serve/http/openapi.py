@@ -51,12 +51,12 @@ SCHEMAS = {"V2": ERROR, "OpenAI": OPENAI_ERROR}
 
 
 def refer_to_errors(api: str) -> dict[str, Any]:
-    """The responses that are errors, by status."""
+    """Refer to the responses that are errors, by status."""
     return {str(status): {"$ref": f"#/components/responses/{api}{status}"} for status in TEXTS}
 
 
 def describe_errors() -> dict[str, Any]:
-    """What the responses that are errors refer to."""
+    """Describe the responses that are errors, which operations refer to."""
     return {
         f"{api}{status}": {"description": text, "content": {"application/json": {"schema": schema}}}
         for api, schema in SCHEMAS.items()
@@ -69,7 +69,7 @@ INVALID = "422"
 
 
 def describe(app: FastAPI, repository: Repository) -> dict[str, Any]:
-    """The description: FastAPI's routes, and those of the models."""
+    """Describe FastAPI's routes, and those of the models."""
     schema = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
     models = list(repository)
     paths = schema["paths"]
@@ -86,13 +86,13 @@ def describe(app: FastAPI, repository: Repository) -> dict[str, Any]:
 
 
 def describe_parameter(name: str, models: list[Model]) -> dict[str, Any]:
-    """What is known of a parameter in the path of a model: the names, and the versions."""
+    """Describe what is known of a parameter in the path of a model: the names, and the versions."""
     known = {"name": {model.name for model in models}, "version": {model.version for model in models}}
     return {"enum": sorted(known[name])}
 
 
 def describe_models(models: list[Model]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The operations of models, by path. models: all versions, the newest of each last."""
+    """Describe the operations of models, by path. models: all versions, the newest of each last."""
     for model in models:
         name, versioned = quote(model.name), f"_{model.version}"
         yield f"/v2/models/{name}/versions/{model.version}/infer", with_errors(describe_infer(model, versioned))
@@ -106,5 +106,5 @@ def describe_models(models: list[Model]) -> Iterator[tuple[str, dict[str, Any]]]
 
 
 def with_errors(operation: dict[str, Any], api: str = "V2") -> dict[str, Any]:
-    """The operation, with its errors."""
+    """Return the operation with its errors."""
     return operation | {"responses": operation["responses"] | refer_to_errors(api)}

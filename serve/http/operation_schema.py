@@ -1,15 +1,18 @@
 """The OpenAPI operations of a model, which are no FastAPI routes: what exactly this model takes and gives."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from laconic.arrays import Array
 from laconic.tensor import TensorSpec, describe_array, describe_number
 from serve.asgi.body import parse
 from serve.asgi.wire import to_json
 from serve.model_repository.model import Model
 from serve.protocol.infer_request import describe_tensor
 
+Schema = dict[str, Any]
+"""A JSON Schema, or another part of an OpenAPI document."""
+
+STRING, NUMBER, INTEGER = ({"type": kind} for kind in ("string", "number", "integer"))
 BINARY = {"type": "string", "format": "binary"}
 RAW = {"schema": BINARY}
 LONGEST_EXAMPLE = 2000
@@ -33,229 +36,180 @@ HEADER_LENGTH = {
 }
 
 
-def describe_infer(model: Model, version: str = "") -> dict[str, Any]:
-    """The operation of V2 inference. version: what the path has of it, for the name of the operation."""
-    schema = describe_request(model)
-    example = to_json(make_example(model))
-    if len(example) <= LONGEST_EXAMPLE:
-        schema["example"] = parse(example)
+def describe_infer(model: Model, version: str = "") -> Schema:
+    """Describe V2 inference with a model. version: what the path has of it, for the name of the operation."""
+    arrays = model.task.typical(1, EXAMPLE_LENGTH)
+    example = [
+        describe_tensor(spec) | {"shape": arrays[spec.name].shape, "data": arrays[spec.name].ravel()}
+        for spec in model.inputs
+    ]
+    request = add_example(describe_request(model), {"inputs": example})
+    return describe_operation(
+        model.name,
+        f"Infer with {model.name}",
+        f"infer_{model.name}{version}",
+        "Tensors in, tensors out: the KServe V2 protocol, in JSON or with its binary extension.",
+        {"application/json": {"schema": request}, "application/octet-stream": RAW},
+        "The outputs.",
+        {"application/json": {"schema": describe_response(model)}, "application/octet-stream": RAW},
+        HEADER_LENGTH,
+    )
+
+
+def describe_predict(model: Model) -> Schema:
+    """Describe the task endpoint of a model."""
+    answers = {"model": make_choice([model.name]), "answers": make_array({}, minItems=1)}
+    return describe_operation(
+        model.name,
+        f"Predict with {model.name}",
+        f"predict_{model.name}",
+        f"Answers for raw samples, by the task {model.task.name}.",
+        describe_samples(model),
+        "One answer per sample, in order.",
+        {"application/json": {"schema": make_object(answers)}},
+    )
+
+
+def describe_embeddings(models: Sequence[Model]) -> Schema:
+    """Describe OpenAI's embeddings API. models: those that embed."""
+    tokens = make_array({"type": "integer", "minimum": 0}, minItems=1)
+    widths = sorted({width for model in models if isinstance(width := model.outputs[0].shape[-1], int)})
+    fields = {
+        "model": make_choice([model.name for model in models]),
+        "input": {"anyOf": [STRING, make_array(STRING, minItems=1), tokens, make_array(tokens, minItems=1)]},
+        "encoding_format": make_choice(["float", "base64"]),
+        "user": STRING,
+        **({"dimensions": {"type": "integer", "enum": widths}} if widths else {}),
+    }
+    request = make_object(fields, ("model", "input"), additionalProperties=False) | {
+        "example": {"model": models[0].name, "input": ["Hello there."]}
+    }
+    vector = {"anyOf": [make_array(NUMBER), {"type": "string", "contentEncoding": "base64"}]}
+    embedding = make_object({"object": make_choice(["embedding"]), "index": INTEGER, "embedding": vector})
+    usage = {"type": "object", "additionalProperties": INTEGER}
+    answer = make_object(
+        {"object": make_choice(["list"]), "data": make_array(embedding), "model": STRING, "usage": usage}
+    )
+    return describe_operation(
+        "openai",
+        "Embeddings",
+        "embeddings",
+        "Vectors for texts or tokens, as OpenAI's clients ask for them.",
+        {"application/json": {"schema": request}},
+        "The vectors, in order.",
+        {"application/json": {"schema": answer}},
+    )
+
+
+def describe_operation(
+    tag: str,
+    summary: str,
+    identifier: str,
+    description: str,
+    request: Schema,
+    result: str,
+    response: Schema,
+    *headers: Schema,
+) -> Schema:
+    """Describe an operation. request, response: by content type. result: what a response holds, as a sentence. headers:
+    of a request, besides its timeout."""
     return {
-        "tags": [model.name],
-        "summary": f"Infer with {model.name}",
-        "operationId": f"infer_{model.name}{version}",
-        "description": "Tensors in, tensors out: the KServe V2 protocol, in JSON or with its binary extension.",
-        "parameters": [TIMEOUT, HEADER_LENGTH],
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": schema}, "application/octet-stream": RAW},
-        },
-        "responses": {
-            "200": {
-                "description": "The outputs.",
-                "content": {
-                    "application/json": {"schema": describe_response(model)},
-                    "application/octet-stream": RAW,
-                },
-            }
-        },
+        "tags": [tag],
+        "summary": summary,
+        "operationId": identifier,
+        "description": description,
+        "parameters": [TIMEOUT, *headers],
+        "requestBody": {"required": True, "content": request},
+        "responses": {"200": {"description": result, "content": response}},
     }
 
 
-def describe_request(model: Model) -> dict[str, Any]:
-    """The JSON Schema of a request: each input once, and any of the outputs."""
-    names = [spec.name for spec in model.outputs]
-    output = {
-        "type": "object",
-        "properties": {"name": {"type": "string", "enum": names}, "parameters": PARAMETERS},
-        "required": ["name"],
-    }
-    return {
-        "type": "object",
-        "properties": {
-            "id": {"type": "string"},
-            "parameters": PARAMETERS,
-            "inputs": {
-                "type": "array",
-                "items": {"anyOf": [describe_input(spec) for spec in model.inputs]},
-                "minItems": len(model.inputs),
-                "maxItems": len(model.inputs),
-            },
-            "outputs": {"type": "array", "items": output, "maxItems": len(names)},
-        },
-        "required": ["inputs"],
-    }
+def make_object(properties: Schema, required: Sequence[str] | None = None, **keywords: Any) -> Schema:
+    """Make the schema of an object. required: all of its properties where None."""
+    names = list(properties if required is None else required)
+    return {"type": "object", "properties": properties, "required": names, **keywords}
 
 
-def describe_input(spec: TensorSpec) -> dict[str, Any]:
-    """The JSON Schema of an input: its data flat, or nested as its shape."""
-    schema = describe_parts(spec)
-    flat = {"type": "array", "items": describe_number(spec.dtype), "minItems": 1}
-    schema["properties"] |= {
-        "data": {"anyOf": [flat, describe_array(spec.dtype, spec.shape, spec.bounds)]},
+def make_array(items: Schema, **keywords: Any) -> Schema:
+    """Make the schema of a list."""
+    return {"type": "array", "items": items, **keywords}
+
+
+def make_choice(values: Sequence[str]) -> Schema:
+    """Make the schema of one of several strings."""
+    return {"type": "string", "enum": list(values)}
+
+
+def add_example(schema: Schema, request: Mapping[str, Any]) -> Schema:
+    """Add an example to the schema of a request, unless it is too long."""
+    example = to_json(request)
+    return schema | ({"example": parse(example)} if len(example) <= LONGEST_EXAMPLE else {})
+
+
+def describe_request(model: Model) -> Schema:
+    """Make the schema of a request: each input once, and any of the outputs."""
+    names, count = [spec.name for spec in model.outputs], len(model.inputs)
+    inputs = {"anyOf": [describe_input(spec) for spec in model.inputs]}
+    output = make_object({"name": make_choice(names), "parameters": PARAMETERS}, ["name"])
+    fields = {
+        "id": STRING,
         "parameters": PARAMETERS,
+        "inputs": make_array(inputs, minItems=count, maxItems=count),
+        "outputs": make_array(output, maxItems=len(names)),
     }
-    return schema
+    return make_object(fields, ["inputs"])
 
 
-def describe_parts(spec: TensorSpec) -> dict[str, Any]:
-    """The JSON Schema of a tensor's name, datatype and shape."""
-    tensor = describe_tensor(spec)
+def describe_input(spec: TensorSpec) -> Schema:
+    """Make the schema of an input: its data flat, or nested as its shape."""
+    flat = make_array(describe_number(spec.dtype), minItems=1)
+    data = {"anyOf": [flat, describe_array(spec.dtype, spec.shape, spec.bounds)]}
+    return describe_parts(spec, {"data": data, "parameters": PARAMETERS})
+
+
+def describe_response(model: Model) -> Schema:
+    """Make the schema of a response."""
+    outputs = [describe_parts(spec, {"data": make_array(describe_number(spec.dtype))}) for spec in model.outputs]
+    fields = {
+        "model_name": make_choice([model.name]),
+        "model_version": STRING,
+        "id": STRING,
+        "outputs": make_array({"anyOf": outputs}),
+    }
+    return make_object(fields, ["model_name", "model_version", "outputs"])
+
+
+def describe_parts(spec: TensorSpec, optional: Schema) -> Schema:
+    """Make the schema of a tensor with name, datatype and shape. optional: further properties."""
+    tensor, rank = describe_tensor(spec), len(spec.shape)
     axes = [axis if isinstance(axis, int) else describe_axis(axis, spec) for axis in spec.shape]
-    return {
-        "type": "object",
-        "properties": {
-            "name": {"type": "string", "enum": [tensor["name"]]},
-            "datatype": {"type": "string", "enum": [tensor["datatype"]]},
-            "shape": {
-                "description": f"[{', '.join(map(str, axes))}]",
-                "type": "array",
-                "items": {"type": "integer", "minimum": 1},
-                "minItems": len(axes),
-                "maxItems": len(axes),
-            },
-        },
-        "required": ["name", "datatype", "shape"],
+    shape = {
+        "description": f"[{', '.join(map(str, axes))}]",
+        **make_array({"type": "integer", "minimum": 1}, minItems=rank, maxItems=rank),
     }
+    parts = {"name": make_choice([tensor["name"]]), "datatype": make_choice([tensor["datatype"]]), "shape": shape}
+    return make_object(parts | optional, list(parts))
 
 
 def describe_axis(axis: str, spec: TensorSpec) -> str:
-    """A free axis with its bounds, as `seq: 1 to 256`."""
+    """Format a free axis with its bounds, as `seq: 1 to 256`."""
     if axis not in spec.bounds:
         return axis
     low, high = spec.bounds[axis]
     return f"{axis}: {low} to {high}"
 
 
-def describe_response(model: Model) -> dict[str, Any]:
-    """The JSON Schema of a response."""
-    outputs = []
-    for spec in model.outputs:
-        schema = describe_parts(spec)
-        schema["properties"] |= {"data": {"type": "array", "items": describe_number(spec.dtype)}}
-        outputs.append(schema)
-    return {
-        "type": "object",
-        "properties": {
-            "model_name": {"type": "string", "enum": [model.name]},
-            "model_version": {"type": "string"},
-            "id": {"type": "string"},
-            "outputs": {"type": "array", "items": {"anyOf": outputs}},
-        },
-        "required": ["model_name", "model_version", "outputs"],
-    }
-
-
-def make_example(model: Model) -> dict[str, Any]:
-    """A request of one row."""
-    arrays = model.task.typical(1, EXAMPLE_LENGTH)
-    return {"inputs": [make_tensor(spec, arrays[spec.name]) for spec in model.inputs]}
-
-
-def make_tensor(spec: TensorSpec, array: Array) -> dict[str, Any]:
-    """An input in a request."""
-    return describe_tensor(spec) | {"shape": array.shape, "data": array.ravel()}
-
-
-def describe_predict(model: Model) -> dict[str, Any]:
-    """The operation of the task endpoint."""
-    answers = {
-        "type": "object",
-        "properties": {
-            "model": {"type": "string", "enum": [model.name]},
-            "answers": {"type": "array", "items": {}, "minItems": 1},
-        },
-        "required": ["model", "answers"],
-    }
-    return {
-        "tags": [model.name],
-        "summary": f"Predict with {model.name}",
-        "operationId": f"predict_{model.name}",
-        "description": f"Answers for raw samples, by the task {model.task.name}.",
-        "parameters": [TIMEOUT],
-        "requestBody": {"required": True, "content": describe_samples(model)},
-        "responses": {
-            "200": {
-                "description": "One answer per sample, in order.",
-                "content": {"application/json": {"schema": answers}},
-            }
-        },
-    }
-
-
-def describe_samples(model: Model) -> dict[str, Any]:
-    """The content types of samples: JSON, a form, and files where the task takes them."""
+def describe_samples(model: Model) -> Schema:
+    """Describe the content types of samples: JSON, a form, and files where the task takes them."""
     task = model.task
     sample = task.sample_schema()
-    forms = sample.get("anyOf", [sample])
     # A list is a list of samples, so that a sample which is a list stands in one.
-    alone = [form for form in forms if form.get("type") != "array"]
+    alone = [form for form in sample.get("anyOf", [sample]) if form.get("type") != "array"]
     field = {
         "description": task.field_description,
-        "anyOf": [*alone, {"type": "array", "items": sample, "minItems": 1, "maxItems": model.settings.max_rows}],
+        "anyOf": [*alone, make_array(sample, minItems=1, maxItems=model.settings.max_rows)],
     }
-    schema: dict[str, Any] = {
-        "type": "object",
-        "properties": {task.field: field},
-        "required": [task.field],
-        "additionalProperties": False,
-    }
-    example = to_json(task.example_request())
-    if len(example) <= LONGEST_EXAMPLE:
-        schema["example"] = parse(example)
-    part = BINARY if task.upload else {"type": "string"}
-    form = {"type": "object", "properties": {task.field: part}, "required": [task.field]}
+    schema = add_example(make_object({task.field: field}, additionalProperties=False), task.example_request())
+    form = make_object({task.field: BINARY if task.upload else STRING})
     uploads = {task.upload.content_type: RAW} if task.upload else {}
     return {"application/json": {"schema": schema}, "multipart/form-data": {"schema": form}, **uploads}
-
-
-def describe_embeddings(models: Sequence[Model]) -> dict[str, Any]:
-    """The operation of OpenAI's embeddings API. models: those that embed."""
-    tokens = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
-    texts = {"type": "array", "items": {"type": "string"}, "minItems": 1}
-    numbers = {"type": "array", "items": {"type": "number"}}
-    widths = sorted({width for model in models if isinstance(width := model.outputs[0].shape[-1], int)})
-    request: dict[str, Any] = {
-        "type": "object",
-        "properties": {
-            "model": {"type": "string", "enum": [model.name for model in models]},
-            "input": {
-                "anyOf": [{"type": "string"}, texts, tokens, {"type": "array", "items": tokens, "minItems": 1}],
-            },
-            "encoding_format": {"type": "string", "enum": ["float", "base64"]},
-            "user": {"type": "string"},
-            **({"dimensions": {"type": "integer", "enum": widths}} if widths else {}),
-        },
-        "required": ["model", "input"],
-        "additionalProperties": False,
-        "example": {"model": models[0].name, "input": ["Hello there."]},
-    }
-    embedding = {
-        "type": "object",
-        "properties": {
-            "object": {"type": "string", "enum": ["embedding"]},
-            "index": {"type": "integer"},
-            "embedding": {"anyOf": [numbers, {"type": "string", "contentEncoding": "base64"}]},
-        },
-        "required": ["object", "index", "embedding"],
-    }
-    answer = {
-        "type": "object",
-        "properties": {
-            "object": {"type": "string", "enum": ["list"]},
-            "data": {"type": "array", "items": embedding},
-            "model": {"type": "string"},
-            "usage": {"type": "object", "additionalProperties": {"type": "integer"}},
-        },
-        "required": ["object", "data", "model", "usage"],
-    }
-    return {
-        "tags": ["openai"],
-        "summary": "Embeddings",
-        "operationId": "embeddings",
-        "description": "Vectors for texts or tokens, as OpenAI's clients ask for them.",
-        "parameters": [TIMEOUT],
-        "requestBody": {"required": True, "content": {"application/json": {"schema": request}}},
-        "responses": {
-            "200": {"description": "The vectors, in order.", "content": {"application/json": {"schema": answer}}}
-        },
-    }

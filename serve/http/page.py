@@ -38,32 +38,32 @@ def add_page(app: FastAPI, repository: Repository) -> None:
 
     @app.get("/", include_in_schema=False)
     async def home() -> Response:
-        """The page for people."""
+        """Show the page for people."""
         return send_file("index.html", "text/html")
 
     @app.get("/page/page.css", include_in_schema=False)
     async def style() -> Response:
-        """The page's style."""
+        """Send the page's style."""
         return send_file("page.css", "text/css")
 
     @app.get("/page/page.js", include_in_schema=False)
     async def script() -> Response:
-        """The page's script."""
+        """Send the page's script."""
         return send_file("page.js", "text/javascript")
 
     @app.get("/page/models", include_in_schema=False)
     async def cards() -> Response:
-        """The card of each model."""
+        """Describe the card of each model."""
         return send_json({"version": __version__, "models": [describe_model(model) for model in repository]})
 
     @app.get("/page/activity", include_in_schema=False)
     async def activity() -> Response:
-        """What each model has done so far, and what waits."""
+        """Count what each model has done so far, and what waits."""
         return send_json({model.name: describe_activity(model) for model in repository})
 
     @app.get("/page/reports/{name}", include_in_schema=False)
     def report(name: str) -> Response:
-        """The report of a model's artifact, as it was written. Read in a thread."""
+        """Show the report of a model's artifact, as it was written. Read in a thread."""
         try:
             content = repository.get(name).artifact.read_report()
         except ArtifactError:  # it names files, which are no concern of clients
@@ -74,10 +74,10 @@ def add_page(app: FastAPI, repository: Repository) -> None:
 
 
 def send_file(name: str, content_type: str) -> Response:
-    """One of the page's own files."""
+    """Send one of the page's own files."""
     return FileResponse(HOME / name, media_type=content_type, headers=HEADERS)
 
 
 def send_json(content: Mapping[str, Any]) -> Response:
-    """Figures, which are never kept."""
+    """Send figures, which are never kept."""
     return Response(to_json(content), media_type="application/json", headers={"cache-control": "no-store"})

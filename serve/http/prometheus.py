@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
-from serve.batching.buckets import Buckets
-from serve.batching.statistics import Statistics
+from serve.batching.statistics import Buckets, Statistics
 from serve.model_repository.model import Model
 from serve.model_repository.repository import Repository
 from serve.security.access import Access
@@ -82,14 +81,14 @@ class Metrics:
         ProcessCollector(registry=self._process)
 
     def text(self) -> bytes:
-        """In Prometheus' text format.
+        """Format all metrics in Prometheus' text format.
 
         Written by hand: the library appends "_total" to the names of counters, and Triton's have none.
         """
         return "".join(f"{line}\n" for line in self._lines()).encode() + bytes(generate_latest(self._process))
 
     def _access_lines(self) -> Iterator[str]:
-        """Of the server as a whole."""
+        """Yield the lines of the server as a whole."""
         yield from format_head("laconic_connections", "gauge", "Connections over HTTP")
         yield f"laconic_connections {len(self.connections)}"
         name = "laconic_refused_requests_total"
@@ -123,18 +122,18 @@ class Metrics:
 
 
 def format_labels(model: Model) -> str:
-    """The labels of a model's samples."""
+    """Format the labels of a model's samples."""
     name = model.name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
     return f'model="{name}",version="{model.version}"'
 
 
 def format_head(name: str, kind: str, help_text: str) -> tuple[str, str]:
-    """The lines in front of a metric's samples."""
+    """Format the lines in front of a metric's samples."""
     return f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"
 
 
 def format_histogram(name: str, labels: str, buckets: Buckets, unit: float) -> Iterator[str]:
-    """The samples of a histogram: the values up to each bound, their sum and their number."""
+    """Format the samples of a histogram: the values up to each bound, their sum and their number."""
     total, counts = 0, list(buckets.counts)
     for bound, count in zip(buckets.bounds, counts, strict=False):
         total += count

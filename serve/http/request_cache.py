@@ -53,11 +53,11 @@ class KnownRequest:
         self._answer: KnownAnswer | None = None
 
     def read(self, body: bytes, start: int) -> InferRequest:
-        """The request with the tensors of this body, as views of it. start: where they begin."""
+        """Read the request with the tensors of this body, as views of it. start: where they begin."""
         return InferRequest(id=self.id, inputs=self._view(body, start), outputs=self.outputs, timeout=self.timeout)
 
     def copy_tensors(self, body: bytes, start: int) -> Arrays:
-        """The tensors of this body in arrays of their own. start: where they begin."""
+        """Copy the tensors of this body to arrays of their own. start: where they begin."""
         return {name: array.copy() for name, array in self._view(body, start).items()}
 
     def _view(self, body: bytes, start: int) -> Arrays:
@@ -72,7 +72,7 @@ class KnownRequest:
             self._answer = KnownAnswer(json, [array.shape for array in arrays])
 
     def write(self, outputs: Arrays) -> Answer | None:
-        """The answer with these outputs, if one with the same shapes was remembered."""
+        """Write the answer with these outputs, if one with the same shapes was remembered."""
         arrays: list[Array] = [outputs[name] for name in self.outputs]
         answer = self._answer
         if answer is None or [array.shape for array in arrays] != answer.shapes:
@@ -89,7 +89,7 @@ class RequestCache:
         self._known: OrderedDict[bytes, KnownRequest] = OrderedDict()
 
     def get(self, json: bytes, size: int) -> KnownRequest | None:
-        """The request with this JSON, if it is known. size: the bytes behind it."""
+        """Return the request with this JSON, if it is known. size: the bytes behind it."""
         known = self._known.get(json)
         return known if known is not None and known.size == size else None
 

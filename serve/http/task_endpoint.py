@@ -56,7 +56,8 @@ class Predict(ModelEndpoint):
     async def _read_samples(
         self, body: bytes, content_type: bytes, model: Model, reservation: Reservation
     ) -> list[Any]:
-        """JSON, unless the content type says that the body is a form, or a file that the task takes."""
+        """Read samples from JSON, unless the content type says that the body is a form, or a file that the task
+        takes."""
         kind = content_type.partition(b";")[0].strip().lower()
         if kind == b"multipart/form-data":
             return await read_form(body, content_type, model.task.field)
@@ -66,7 +67,8 @@ class Predict(ModelEndpoint):
 
 
 async def write_answers(model: str, answers: list[Any]) -> Answer:
-    """The HTTP answer. Many are printed off the event loop, a few at a time: 3,000 embeddings are 12 MB of JSON."""
+    """Write the HTTP answer. Many are printed off the event loop, a few at a time: 3,000 embeddings are 12 MB of
+    JSON."""
     if len(answers) <= PRINTED:
         return Answer(to_json({"model": model, "answers": answers}))
     pieces = [
@@ -77,13 +79,13 @@ async def write_answers(model: str, answers: list[Any]) -> Answer:
 
 
 def choose_samples(content: Any, model: Model) -> list[Any]:
-    """The samples of a request in JSON. Raises InputError."""
+    """Choose the samples of a request in JSON. Raises InputError."""
     key = model.task.field
     if not isinstance(content, dict) or set(content) != {key}:
-        found = sorted(content) if isinstance(content, dict) else type(content).__name__
+        received = sorted(content) if isinstance(content, dict) else type(content).__name__
         raise InputError(
             f"model {model.name!r} does {model.task.name} and takes an object {{{key!r}: ...}} with one sample "
-            f"or a list of samples, not {found}"
+            f"or a list of samples, not {received}"
         )
     samples = content[key]
     if not isinstance(samples, list):
@@ -94,7 +96,7 @@ def choose_samples(content: Any, model: Model) -> list[Any]:
 
 
 async def read_form(body: bytes, content_type: bytes, key: str) -> list[Any]:
-    """The values of the task's key in a form: files as bytes, fields as text. Raises InputError."""
+    """Read the values of the task's key in a form: files as bytes, fields as text. Raises InputError."""
 
     async def stream() -> AsyncGenerator[bytes, None]:
         for start in range(0, len(body), PARSED):

@@ -75,30 +75,29 @@ def open_backend(artifact: Artifact, settings: Settings, name: str, digest: str)
     """
     executors, threads = settings.parallelism(name)
     environments = plan_workers(artifact, settings.workers)
-    if not environments:
-        return EngineSessions.open(
-            artifact, executors, threads=threads, runtime=settings.runtime, unproven=settings.unproven
-        )
     job = EngineJob(
         path=str(artifact.path.resolve()),
         digest=digest,
-        sessions=max(1, executors // len(environments)),
+        sessions=max(1, executors // max(1, len(environments))),
         threads=threads,
         runtime=settings.runtime,
         unproven=settings.unproven,
     )
+    if not environments:
+        return EngineSessions.open(artifact, job)
     batch_seconds = settings.watchdog * count_runs(artifact)
     return WorkerPool.open(job, environments, WatchdogLimits(settings.watchdog, settings.max_crashes, batch_seconds))
 
 
 def count_runs(artifact: Artifact) -> int:
-    """How many times the patience of other models a batch of this one gets: a decoder runs for each token."""
+    """Return how many times the patience of other models a batch of this one gets: a decoder runs for each token."""
     generation = artifact.task().generation
     return 1 if generation is None else -(-generation.max_new_tokens // TOKENS_PER_WATCH)
 
 
 def plan_workers(artifact: Artifact, workers: int | None) -> list[dict[str, str]]:
-    """What the environment of each worker of a model has besides the server's; without workers it runs in the server.
+    """Return what the environment of each worker of a model has besides the server's; without workers it runs in the
+    server.
 
     workers: how many; where None, one for each GPU. For a processor it is one then, and none if the model is tiny or
     was never timed.

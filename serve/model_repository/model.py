@@ -64,8 +64,8 @@ class Model:
         self.runtime = backend.runtime
         self.note = backend.note
         # Of the placement that was opened: an engine without one of its own runs the preferred graph.
-        own = {each.runtime: each.verdict for each in reversed(manifest.placements)}
-        self.verdict = own.get(backend.runtime, manifest.verdict)
+        verdicts = {each.runtime: each.verdict for each in reversed(manifest.placements)}
+        self.verdict = verdicts.get(backend.runtime, manifest.verdict)
         self.task: ServedTask = artifact.task()
         self.inputs = self.task.served_inputs()
         self.outputs = self.task.served_outputs(manifest.outputs)
@@ -91,7 +91,8 @@ class Model:
             raise NotReady(f"model {self.name!r} is not ready: {reason}")
 
     async def infer(self, inputs: Arrays, *, timeout: float | None = None) -> Arrays:
-        """The outputs for one request's inputs. timeout: the most seconds in the queue; the settings' where None.
+        """Compute the outputs for one request's inputs. timeout: the most seconds in the queue; the settings' where
+        None.
 
         Raises InputError for inputs that do not fit the signature, Overloaded, DeadlineExceeded, NotReady, and what
         the engine raised for these inputs. On cancellation, parts that still wait are dropped.
@@ -114,27 +115,25 @@ class Model:
             self.batcher.drop(flow)
 
     async def predict(self, values: Sequence[Any], *, timeout: float | None = None) -> Prediction:
-        """One answer per value; each is queued on its own, to share batches with values of a similar length.
+        """Answer each value; it is queued on its own, to share batches with values of a similar length.
 
         Values are encoded, and answers decoded, off the event loop and a few at a time, a little ahead of the engine.
-        values: what `task.parse` takes. Raises what `infer` raises.
-        """
+        values: what `task.parse` takes. Raises what `infer` raises."""
         self._check_rows(len(values))
         cap = self.batcher.cap
         long = len(values) > CHUNK
-        waiting: deque[Item] = deque()
-        samples: deque[Any] = deque()
+        waiting: deque[tuple[Item, Any]] = deque()
         outputs: list[tuple[Arrays, Any]] = []
         answers: list[Any] = []
         counts: list[int] = []
-        tokens = 0
-        encoded_ns = 0
+        tokens = encoded_ns = 0
 
         async def collect(most: int) -> None:
             while len(waiting) > most:
-                outputs.append((await waiting[0].future, samples[0]))
-                trace_parts([waiting.popleft()])
-                samples.popleft()
+                item, sample = waiting[0]
+                outputs.append((await item.future, sample))
+                trace_parts([item])
+                waiting.popleft()
                 if len(outputs) == CHUNK:
                     answers.extend(await offload(self._decode, outputs[:], long=long))
                     outputs.clear()
@@ -154,8 +153,7 @@ class Model:
                 encoded_ns += time.monotonic_ns() - started
                 trace_step("encode", started)
                 tokens += sum(self.task.count_tokens(part.inputs) for part in parts)
-                waiting.extend(self.batcher.submit(flow, parts))
-                samples.extend(parsed)
+                waiting.extend(zip(self.batcher.submit(flow, parts), parsed, strict=True))
                 largest = max(cap.rows_at(part.sizes) for part in parts)
                 await collect(AHEAD * largest * len(self.backend.sessions))
             self.statistics.encode.observe(encoded_ns)
@@ -165,7 +163,7 @@ class Model:
         finally:
             expiry.cancel()
             self.batcher.drop(flow)
-            abandon(waiting)
+            abandon(item for item, _ in waiting)
 
     def close(self) -> None:
         """Stop, and close the engine. A batch that runs in this process is waited for."""
@@ -174,7 +172,7 @@ class Model:
         self.backend.close()
 
     def _check_rows(self, rows: int, further: int | None = None) -> None:
-        """rows: of the whole request. further: those that are not counted yet; all where None."""
+        """Check and count rows. rows: of the whole request. further: those that are not counted yet; all where None."""
         if rows > self.settings.max_rows:
             parts = "" if further is None else " and parts of long ones"
             raise InputError(
@@ -184,12 +182,12 @@ class Model:
         count_rows(rows if further is None else further)
 
     def _expire_after(self, timeout: float | None, flow: Flow) -> asyncio.TimerHandle:
-        """The timer of a request's deadline, in the queue."""
+        """Start the timer of a request's deadline, in the queue."""
         deadline = self.settings.deadline if timeout is None else timeout
         return asyncio.get_running_loop().call_later(deadline, self.batcher.expire, flow)
 
     def _encode(self, values: Sequence[Any], start: int, flow: Flow) -> tuple[list[Any], list[Part], list[int]]:
-        """The samples of some values, what is queued for each, and how many samples each value was split into.
+        """Encode values; return their samples, what is queued for each, and how many samples each value was split into.
 
         start: the index of the first value in its request.
         """
@@ -200,21 +198,21 @@ class Model:
             if not flow.rows:  # dropped: nobody waits for the rest
                 break
             try:
-                found = self.task.split(self.task.parse(value))
-                if len(found) > (most := self.settings.max_rows):
-                    raise InputError(f"it is as long as {len(found)} samples, and this server takes {most} at once")
-                for sample in found:
+                pieces = self.task.split(self.task.parse(value))
+                if len(pieces) > (most := self.settings.max_rows):
+                    raise InputError(f"it is as long as {len(pieces)} samples, and this server takes {most} at once")
+                for sample in pieces:
                     inputs = self.task.encode_request(sample)
                     check_inputs(self.inputs, inputs)
                     parts.append(self.batcher.layout.make_part(inputs))
             except InputError as error:
                 raise InputError(f"sample {index}: {error}") from None
-            samples += found
-            counts.append(len(found))
+            samples += pieces
+            counts.append(len(pieces))
         return samples, parts, counts
 
     def _merge(self, answers: Sequence[Any], counts: Sequence[int]) -> list[Any]:
-        """One answer per value, from those of the samples that it was split into."""
+        """Make one answer per value from those of the samples that it was split into."""
         remaining = iter(answers)
         return [self.task.merge(list(islice(remaining, count))) for count in counts]
 
@@ -239,7 +237,7 @@ def abandon(items: Iterable[Item]) -> None:
 
 
 def runs_inline(session: Session, artifact: Artifact) -> bool:
-    """Whether the largest batch takes less time than to wake a thread. Only for inputs of a fixed size.
+    """Return whether the largest batch takes less time than to wake a thread. Only for inputs of a fixed size.
 
     Where it took longer when the artifact was made, it is not timed again.
     """
@@ -252,7 +250,7 @@ def runs_inline(session: Session, artifact: Artifact) -> bool:
 
 
 def read_cap(artifact: Artifact) -> Cap:
-    """The measured knee as the batch cap; one row where outputs depend on the other rows of a batch."""
+    """Return the measured knee as the batch cap; one row where outputs depend on the other rows of a batch."""
     if not artifact.manifest.batching:
         return Cap(1)
     knee = max(1, artifact.measured.knee)

@@ -36,7 +36,7 @@ class Repository:
         return (model for versions in self._models.values() for model in versions.values())
 
     def get(self, name: str, version: str | None = None) -> Model:
-        """The model of that name, by default its newest version. Raises UnknownModel."""
+        """Return the model of that name, by default its newest version. Raises UnknownModel."""
         if not version:
             model = self._latest.get(name)
         else:
@@ -46,7 +46,7 @@ class Repository:
         return model
 
     def versions(self, name: str) -> list[str]:
-        """The versions of a model, the newest last."""
+        """Return the versions of a model, the newest last."""
         return list(self._models.get(name, ()))
 
     def publish(self, model: Model) -> Model | None:

@@ -37,7 +37,7 @@ def find_versions(path: Path) -> dict[str, Path]:
 
 
 def may_hold_artifact(path: Path) -> bool:
-    """Whether a folder holds an artifact, or cannot be read."""
+    """Return whether a folder holds an artifact, or cannot be read."""
     try:
         return (path / MANIFEST).is_file()
     except OSError:
@@ -92,4 +92,4 @@ def stamp(path: Path) -> Stamp:
         files = [(file.name, file.stat()) for file in sorted(path.iterdir())]
     except OSError:
         return ()
-    return tuple((name, found.st_ino, found.st_size, found.st_mtime_ns) for name, found in files)
+    return tuple((name, status.st_ino, status.st_size, status.st_mtime_ns) for name, status in files)

@@ -100,8 +100,8 @@ class WatchedFolder:
                 self.repository.absent[name, version] = UnavailableVersion("UNAVAILABLE", "unloaded")
 
     def _find(self, name: str, listing: FolderListing) -> list[str]:
-        """The versions of a model in the folder, the newest first. Raises UnknownModel, and ArtifactError where the
-        folder of the model cannot be read."""
+        """Find the versions of a model in the folder, the newest first. Raises UnknownModel, and ArtifactError where
+        the folder of the model cannot be read."""
         if reason := listing.unreadable.get(name) or listing.ambiguous.get(name):
             raise ArtifactError(f"model {name!r} is not loaded: {reason}")
         models = {model: versions for model, versions in listing.versions.items() if model not in self._reserved}
@@ -165,9 +165,9 @@ class WatchedFolder:
                 self.repository.absent[key] = UnavailableVersion("UNAVAILABLE", reason)
         self._blocked = blocked
 
-    def _provide(self, key: Key, path: Path, found: Stamp) -> bool:
+    def _provide(self, key: Key, path: Path, files: Stamp) -> bool:
         """Serve a version as it lies in the folder. Returns whether it is served, be it as it was before."""
-        if found in (self._served.get(key), self._refused.get(key)):
+        if files in (self._served.get(key), self._refused.get(key)):
             return key in self._served
         name, version = key
         self.repository.absent[key] = UnavailableVersion("LOADING", "")
@@ -180,11 +180,11 @@ class WatchedFolder:
         except BaseException as error:  # noqa: BLE001 - whatever it is, what is served stays
             reason = describe_error(error)
             log.error("model %s, version %s, is not loaded: %s", name, version, reason)
-            self._refused[key] = found
+            self._refused[key] = files
             self.repository.absent[key] = UnavailableVersion("UNAVAILABLE", reason)
             return key in self._served
         self._refused.pop(key, None)
-        self._served[key] = found
+        self._served[key] = files
         retire(self.repository.publish(model))
         self.repository.absent.pop(key, None)
         log.info("model %s, version %s, is served", name, version)

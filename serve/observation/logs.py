@@ -32,9 +32,9 @@ CURRENT: ContextVar[str | None] = ContextVar("request_id", default=None)
 access = logging.getLogger("laconic.serve.access")
 
 
-def choose_id(given: bytes) -> bytes:
-    """The id of a request: the given one if it is sane, else a new one."""
-    return given if SANE.fullmatch(given) else secrets.token_hex(16).encode()
+def choose_id(identifier: bytes) -> bytes:
+    """Choose the id of a request: the given one if it is sane, else a new one."""
+    return identifier if SANE.fullmatch(identifier) else secrets.token_hex(16).encode()
 
 
 def write_access(scope: Scope, status: int, seconds: float, caller: str | None) -> None:
@@ -93,7 +93,7 @@ class DroppingHandler(QueueHandler):
 
 
 def stamp(record: logging.LogRecord) -> str:
-    """The time of a record by the clock, in UTC."""
+    """Format the time of a record by the clock, in UTC."""
     return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
 
 
@@ -103,17 +103,17 @@ def open_log(settings: Settings) -> Iterator[None]:
     lines: Queue[logging.LogRecord | None] = Queue(WAITING)
     handler = DroppingHandler(lines)
     handler.setFormatter(JsonFormatter() if settings.log_format == "json" else TextFormatter())
-    root, own = logging.getLogger(), logging.getLogger("laconic")
-    level = own.level
+    root, ours = logging.getLogger(), logging.getLogger("laconic")
+    level = ours.level
     writer = threading.Thread(target=write_lines, args=(lines,), name="log", daemon=True)
     root.addHandler(handler)
-    own.setLevel(logging.INFO)
+    ours.setLevel(logging.INFO)
     writer.start()
     try:
         yield
     finally:
         root.removeHandler(handler)
-        own.setLevel(level)
+        ours.setLevel(level)
         with suppress(Full):
             lines.put_nowait(None)
         writer.join(PATIENCE)

@@ -24,13 +24,13 @@ class RequestObserver:
         """Whether anything is told of requests that bring no id."""
 
     def follow(self, scope: Scope, headers: Headers, send: Send) -> "Exchange | None":
-        """Where to send the answer of a request instead, or None where nothing is to be told of it."""
-        given = headers.get(REQUEST_ID)
-        if given is None and not self.active:
+        """Follow a request; return where to send its answer instead, or None where nothing is to be noted of it."""
+        identifier = headers.get(REQUEST_ID)
+        if identifier is None and not self.active:
             return None
         exchange = Exchange(scope, send)
-        if given is not None or self._identified:
-            exchange.identify(choose_id(given or b""))
+        if identifier is not None or self._identified:
+            exchange.identify(choose_id(identifier or b""))
         exchange.logged = random.random() < self._logged  # noqa: S311 - a sample
         if self.tracing is not None:
             exchange.trace = self.tracing.begin(f"{scope['method']} {scope['path']}", headers)
@@ -77,7 +77,7 @@ class Exchange:
         await self._send(message)
 
     def end(self) -> None:
-        """The request is over, answered or not."""
+        """Note that the request is over, answered or not."""
         caller = CALLER.get()
         name = caller.name if caller is not None else None
         if self.logged:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Self
 from laconic import __version__
 from laconic.errors import MissingPackage
 from serve.asgi.wire import Headers
-from serve.batching.buckets import Buckets
 from serve.batching.fair_queue import Item
+from serve.batching.statistics import Buckets
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -56,7 +56,7 @@ class Tracing:
         return cls(provider)
 
     def begin(self, path: str, headers: Headers) -> "Trace | None":
-        """The trace of a request, or None if it is not sampled. path: with its method."""
+        """Begin the trace of a request; return None if it is not sampled. path: with its method."""
         from opentelemetry.trace import SpanKind
 
         carrier = {name.decode("latin-1"): headers[name].decode("latin-1") for name in CARRIED if name in headers}
@@ -90,7 +90,7 @@ class Trace:
         return f"{self.span.get_span_context().trace_id:032x}"
 
     def add(self, name: str, start: int, end: int, parent: "Span | None" = None, **attributes: int) -> "Span":
-        """A span that is over. parent: the request's where None."""
+        """Add a span that is over. parent: the request's where None."""
         from opentelemetry.trace import set_span_in_context
 
         span: Span = self._tracer.start_span(
@@ -103,7 +103,7 @@ class Trace:
         return span
 
     def add_parts(self, items: Iterable[Item]) -> None:
-        """The way of parts of the request through the queue and the engine."""
+        """Add the way of parts of the request through the queue and the engine."""
         for item in items:
             ran = item.batch
             if ran is None or self._parts == MAX_PARTS:
@@ -115,7 +115,7 @@ class Trace:
                 self.add("engine", run.started_ns, run.started_ns + run.ns, batch, rows=run.rows)
 
     def end(self, status: int | None = None, **attributes: str | None) -> None:
-        """The request is over. status: of HTTP."""
+        """End the trace: the request is over. status: of HTTP."""
         from opentelemetry.trace import StatusCode
 
         if status is not None:

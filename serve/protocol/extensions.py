@@ -1,12 +1,16 @@
-"""Extensions of the V2 protocol that are off in this server, answered as Triton answers where they are off.
+"""Extensions of the V2 protocol: control of the model repository, trace and log settings, shared memory.
 
-Clients ask for them at their start, and read what they say; a change is refused.
+The last three are off, and answered as Triton answers where they are off: clients ask for them at their start, and read
+what they say; a change is refused.
 """
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from laconic.errors import InputError, UnknownModel
+from laconic.errors import InputError, UnknownModel, UsageError
+from serve.model_repository.watched_folder import WatchedFolder
+from serve.settings.server_settings import Settings
 
 TRACE_SETTINGS: dict[str, Any] = {
     "trace_level": ["OFF"],
@@ -25,6 +29,8 @@ LOG_SETTINGS: dict[str, Any] = {
     "log_verbose_level": 0,
     "log_format": "default",
 }
+HARMLESS = {"unload_dependents"}
+"""Parameters that change nothing, and that tritonclient sends: no model depends on another."""
 
 
 class UnknownRegion(UnknownModel):
@@ -32,7 +38,7 @@ class UnknownRegion(UnknownModel):
 
 
 def keep_settings(settings: Mapping[str, Any], changes: Any, what: str) -> dict[str, Any]:
-    """The settings, which stay as they are. changes: by name; None asks for the default. Raises InputError."""
+    """Return the settings, which stay as they are. changes: by name; None asks for the default. Raises InputError."""
     if not isinstance(changes, Mapping):
         raise InputError(f"the settings for {what} must be an object, not {type(changes).__name__}")
     for name, value in changes.items():
@@ -52,3 +58,25 @@ def find_region(name: str) -> None:
 def refuse_region(name: str) -> None:
     """Raise InputError: no region is registered."""
     raise InputError(f"region {name[:40]!r} is not registered: this server reads no shared memory. Send the tensors")
+
+
+async def control_model(
+    folder: WatchedFolder | None,
+    settings: Settings,
+    act: Callable[[WatchedFolder, str], None],
+    name: str,
+    content: Any,
+) -> None:
+    """Act on a model. content: of the request.
+
+    Raises UsageError without a folder, in one of several server processes, and for parameters: a request names no
+    path and no file.
+    """
+    if folder is None:
+        raise UsageError("this server watches no folder of models (--models), so its models stay as they are")
+    if settings.fronts > 1:
+        raise UsageError("one of several server processes (--fronts) answers here. Change the folder of models")
+    parameters = content.get("parameters") or {} if isinstance(content, dict) else None
+    if not isinstance(parameters, dict) or set(parameters) - HARMLESS:
+        raise UsageError("a model is loaded and unloaded as it lies in the folder: 'parameters' are not supported")
+    await asyncio.to_thread(act, folder, name)

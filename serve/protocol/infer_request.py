@@ -44,7 +44,7 @@ class InferRequest:
 
 
 def read_timeout(parameters: Mapping[str, Any]) -> float | None:
-    """Seconds, from the parameter `timeout` in microseconds; 0 means none, as in Triton."""
+    """Read the seconds in the parameter `timeout` in microseconds; 0 means none, as in Triton."""
     timeout = parameters.get("timeout", 0)
     if type(timeout) is not int or timeout < 0:
         raise InputError(f"parameter 'timeout' is {timeout!r}, expected a whole number of microseconds")
@@ -52,14 +52,14 @@ def read_timeout(parameters: Mapping[str, Any]) -> float | None:
 
 
 def read_dtype(datatype: Any, name: str) -> np.dtype[Any]:
-    """The dtype of a V2 datatype."""
+    """Read the dtype of a V2 datatype."""
     if not isinstance(datatype, str) or datatype not in DTYPES:
         raise InputError(f"input {name!r} has datatype {datatype!r}, expected one of {', '.join(DTYPES)}")
     return np.dtype(DTYPES[datatype])
 
 
 def read_shape(shape: Any, name: str) -> list[int]:
-    """The shape. No signature has an empty axis, so every size is 1 or more."""
+    """Read the shape. No signature has an empty axis, so every size is 1 or more."""
     if (
         not isinstance(shape, list)
         or len(shape) > MAX_AXES
@@ -72,7 +72,7 @@ def read_shape(shape: Any, name: str) -> list[int]:
 
 
 def read_bytes(data: memoryview, dtype: np.dtype[Any], shape: list[int], name: str) -> Array:
-    """A view of raw little-endian bytes."""
+    """Make a view of raw little-endian bytes."""
     size = math.prod(shape) * dtype.itemsize
     if len(data) != size:
         raise InputError(f"input {name!r} has {len(data)} bytes, but shape {shape} of {dtype} takes {size}")
@@ -82,28 +82,28 @@ def read_bytes(data: memoryview, dtype: np.dtype[Any], shape: list[int], name: s
 
 
 def shape_numbers(numbers: Array, shape: list[int], name: str) -> Array:
-    """The numbers in this shape, in row-major order."""
+    """Put numbers into this shape, in row-major order."""
     if numbers.size != math.prod(shape):
         raise InputError(f"input {name!r} has {numbers.size} numbers, but shape {shape} takes {math.prod(shape)}")
     return numbers.reshape(shape)
 
 
-def read_outputs(wanted: Any, parameters: Mapping[str, Any], outputs: Sequence[TensorSpec]) -> dict[str, bool]:
-    """The outputs asked for, all if none is named, and whether each in binary."""
+def read_outputs(asked: Any, parameters: Mapping[str, Any], outputs: Sequence[TensorSpec]) -> dict[str, bool]:
+    """Read the outputs asked for, all if none is named, and whether each in binary."""
     default = parameters.get("binary_data_output", False) is True
-    if not wanted:
+    if not asked:
         return {spec.name: default for spec in outputs}
     known = [spec.name for spec in outputs]
     chosen: dict[str, bool] = {}
-    for output in expect(wanted, list, "'outputs'"):
+    for output in expect(asked, list, "'outputs'"):
         name = expect(expect(output, dict, "an output").get("name"), str, "an output's 'name'")
         if name not in known:
             raise InputError(f"the model has no output {name!r}, only {known}")
         if name in chosen:
             raise InputError(f"output {name!r} is asked for twice")
-        own = expect(output.get("parameters", {}), dict, f"'parameters' of output {name!r}")
-        refuse_extensions(own, name)
-        chosen[name] = own.get("binary_data", default) is True
+        options = expect(output.get("parameters", {}), dict, f"'parameters' of output {name!r}")
+        refuse_extensions(options, name)
+        chosen[name] = options.get("binary_data", default) is True
     return chosen
 
 
@@ -115,18 +115,18 @@ def refuse_extensions(parameters: Mapping[str, Any], name: str) -> None:
 
 
 def expect(value: Any, kind: type[T], what: str) -> T:
-    """The value, if it is of that kind."""
+    """Return the value, if it is of that kind. Raises InputError."""
     if not isinstance(value, kind):
         raise InputError(f"{what} must be {KINDS[kind]}, not {str(value)[:40]!r}")
     return value
 
 
 def write_bytes(array: Array) -> bytes:
-    """The array as raw little-endian bytes, in row-major order."""
+    """Write the array as raw little-endian bytes, in row-major order."""
     return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
 def describe_tensor(spec: TensorSpec) -> dict[str, Any]:
-    """A tensor of the signature, as model metadata has it: -1 stands for a free axis."""
+    """Describe a tensor of the signature, as model metadata has it: -1 stands for a free axis."""
     shape = [axis if isinstance(axis, int) else -1 for axis in spec.shape]
     return {"name": spec.name, "datatype": DATATYPES[np.dtype(spec.dtype)], "shape": shape}

@@ -1,6 +1,6 @@
 """What the server and its models say about themselves, over HTTP and gRPC alike: the V2 protocol and its extensions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from laconic import __version__
@@ -44,13 +44,22 @@ def check_model(repository: Repository, model: Model) -> None:
     model.check_ready()
 
 
+def is_ready(check: Callable[..., None], *arguments: Any) -> bool:
+    """Return whether a check of readiness passes."""
+    try:
+        check(*arguments)
+    except NotReady:
+        return False
+    return True
+
+
 def server_metadata() -> dict[str, Any]:
-    """The server's name, version and protocol extensions."""
+    """Return the server's name, version and protocol extensions."""
     return {"name": "laconic", "version": __version__, "extensions": EXTENSIONS}
 
 
 def repository_index(repository: Repository) -> list[dict[str, str]]:
-    """The versions that are served, and those that are not, with the reason."""
+    """List the versions that are served, and those that are not, with the reason."""
     states: dict[tuple[str, str], tuple[str, str]] = {}
     for model in repository:
         reason = model.backend.reason
@@ -67,7 +76,7 @@ def repository_index(repository: Repository) -> list[dict[str, str]]:
 
 
 def model_metadata(model: Model) -> dict[str, Any]:
-    """The model's signature."""
+    """Return the model's signature."""
     return {
         "name": model.name,
         "versions": [model.version],
@@ -78,72 +87,76 @@ def model_metadata(model: Model) -> dict[str, Any]:
 
 
 def model_configuration(model: Model) -> dict[str, Any]:
-    """How the model is run, as Triton's clients know it."""
-    batcher = model.batcher
-    return describe_configuration(
-        model.name,
-        model.runtime,
-        model.inputs,
-        model.outputs,
-        cap=batcher.cap.rows,
-        batched=batcher.layout.batched,
-        executors=len(batcher.executors) or 1,
-        parameters={
-            # The cap is the knee, or one row where outputs depend on the other rows of a batch.
-            "knee": str(model.artifact.measured.knee),
-            # Of shorter inputs a batch holds more rows: rows times the product of the free axes.
-            "max_batch_cells": str(batcher.cap.cells),
-            "inline": str(batcher.inline is not None).lower(),
-        },
-    )
+    """Describe how the model is run, in Triton's terms. Without batching every axis is in `dims`."""
+    batcher, runtime, batched = model.batcher, model.runtime, model.batcher.layout.batched
+    parameters = {
+        # The cap is the knee, or one row where outputs depend on the other rows of a batch.
+        "knee": str(model.artifact.measured.knee),
+        # Of shorter inputs a batch holds more rows: rows times the product of the free axes.
+        "max_batch_cells": str(batcher.cap.cells),
+        "inline": str(batcher.inline is not None).lower(),
+    }
 
-
-def model_statistics(model: Model) -> dict[str, Any]:
-    """The model's counters."""
-    return {"model_stats": [model.statistics.describe(model.name, model.version)]}
-
-
-def all_statistics(repository: Repository) -> dict[str, Any]:
-    """The counters of every model."""
-    return {"model_stats": [model.statistics.describe(model.name, model.version) for model in repository]}
-
-
-def describe_configuration(
-    name: str,
-    runtime: str,
-    inputs: Sequence[TensorSpec],
-    outputs: Sequence[TensorSpec],
-    *,
-    cap: int,
-    batched: bool,
-    executors: int,
-    parameters: Mapping[str, str],
-) -> dict[str, Any]:
-    """A model's configuration in Triton's terms. Without batching every axis is in `dims`.
-
-    cap: rows of a batch. executors: batches that run at a time. parameters: what Triton has no field for.
-    """
-
-    def tensors(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
-        described = [describe_tensor(spec) for spec in specs]
-        return [
-            {
-                "name": tensor["name"],
-                "data_type": f"TYPE_{tensor['datatype']}",
-                "dims": tensor["shape"][1:] if batched else tensor["shape"],
-            }
-            for tensor in described
-        ]
+    def configure(spec: TensorSpec) -> dict[str, Any]:
+        tensor = describe_tensor(spec)
+        dims = tensor["shape"][1:] if batched else tensor["shape"]
+        return {"name": tensor["name"], "data_type": f"TYPE_{tensor['datatype']}", "dims": dims}
 
     return {
-        "name": name,
+        "name": model.name,
         "platform": f"onnx_{runtime}",
         "backend": runtime,
         "version_policy": {"latest": {"num_versions": 1}},
-        "max_batch_size": cap if batched else 0,
-        "input": tensors(inputs),
-        "output": tensors(outputs),
-        "instance_group": [{"name": name, "count": executors}],
+        "max_batch_size": batcher.cap.rows if batched else 0,
+        "input": [configure(spec) for spec in model.inputs],
+        "output": [configure(spec) for spec in model.outputs],
+        "instance_group": [{"name": model.name, "count": len(batcher.executors) or 1}],
         "parameters": {key: {"string_value": value} for key, value in parameters.items()},
         **({"dynamic_batching": {"max_queue_delay_microseconds": 0}} if batched else {}),
+    }
+
+
+def model_statistics(model: Model) -> dict[str, Any]:
+    """Return the model's counters."""
+    return {"model_stats": [describe_statistics(model)]}
+
+
+def all_statistics(repository: Repository) -> dict[str, Any]:
+    """Return the counters of every model."""
+    return {"model_stats": [describe_statistics(model) for model in repository]}
+
+
+def describe_statistics(model: Model) -> dict[str, Any]:
+    """Describe the counters of a model as the statistics extension of the V2 protocol defines them.
+
+    Inputs are encoded and outputs are written for each request and not for each batch, so that of the batches of one
+    size only the engine's time is known.
+    """
+    counted = model.statistics
+    durations = {
+        "queue": counted.queue,
+        "compute_input": counted.encode,
+        "compute_infer": counted.engine,
+        "compute_output": counted.write,
+    }
+    return {
+        "name": model.name,
+        "version": model.version,
+        "last_inference": counted.last_ms,
+        "inference_count": counted.rows,
+        "execution_count": counted.batches,
+        "inference_stats": {
+            "success": {"count": counted.succeeded, "ns": counted.succeeded_ns},
+            "fail": {"count": counted.failed, "ns": counted.failed_ns},
+            **{name: {"count": buckets.count, "ns": buckets.sum} for name, buckets in durations.items()},
+        },
+        "batch_stats": [
+            {
+                "batch_size": rows,
+                "compute_input": {"count": 0, "ns": 0},
+                "compute_infer": {"count": count, "ns": ns},
+                "compute_output": {"count": 0, "ns": 0},
+            }
+            for rows, (count, ns) in sorted(counted.sizes.copy().items())
+        ],
     }

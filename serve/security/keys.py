@@ -1,18 +1,18 @@
-"""API keys: who asks, and how much of the server each may use."""
+"""API keys: who asks, and how much of the server each may use, by token buckets."""
 
 import base64
 import binascii
 import hashlib
 import hmac
+import math
 import re
 import time
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
 
-from laconic.errors import LaconicError, UsageError
+from laconic.errors import LaconicError, Overloaded, UsageError
 from serve.asgi.wire import Headers
-from serve.security.rate_limit import TokenBucket
 from serve.settings.server_settings import Settings
 
 ENTRY = re.compile(r"([A-Za-z0-9_.-]{1,64})=([!-~]{16,512})")
@@ -24,6 +24,40 @@ class Unauthorized(LaconicError):
     """The request has no key, or one that this server does not know."""
 
     status = 401
+
+
+class RateLimited(Overloaded):
+    """The caller has used its rate up. retry_after: whole seconds until the same request is accepted."""
+
+    def __init__(self, message: str, retry_after: int) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class TokenBucket:
+    """So many tokens a second, of which those of one second can be saved. what: what a token stands for, in messages.
+
+    While one is left, any number can be taken: before the body of a request is read, nobody knows how many it will be.
+    The debt has to be paid back before the next.
+    """
+
+    def __init__(self, rate: float, what: str) -> None:
+        self.rate = rate
+        self.what = what
+        self.capacity = max(1.0, rate)
+        self._tokens = self.capacity
+        self._filled = time.monotonic()
+
+    def take(self, count: int, now: float) -> None:
+        """Take tokens. now: by `time.monotonic`. Raises RateLimited where none is left."""
+        self._tokens = min(self.capacity, self._tokens + (now - self._filled) * self.rate)
+        self._filled = now
+        if self._tokens < 1:
+            seconds = math.ceil((1 - self._tokens) / self.rate)
+            raise RateLimited(
+                f"this key may use {self.rate:g} {self.what} per second, and has. Try again in {seconds} s", seconds
+            )
+        self._tokens -= count
 
 
 class Caller:
@@ -84,7 +118,7 @@ class Keyring:
         return (caller for _, caller in self._callers)
 
     def identify(self, headers: Headers) -> Caller:
-        """Who asks. headers: of HTTP, or the metadata of gRPC. Raises Unauthorized.
+        """Find out who asks. headers: of HTTP, or the metadata of gRPC. Raises Unauthorized.
 
         The key is compared with every one, each in constant time, so that the time tells nothing of them.
         """
@@ -93,22 +127,22 @@ class Keyring:
             raise Unauthorized(
                 "this server takes requests with a key: send 'Authorization: Bearer KEY' or 'X-API-Key: KEY'"
             )
-        given, found = digest(key), None
-        for own, caller in self._callers:
-            if hmac.compare_digest(given, own):
-                found = caller
-        if found is None:
+        digested, owner = digest(key), None
+        for known, caller in self._callers:
+            if hmac.compare_digest(digested, known):
+                owner = caller
+        if owner is None:
             raise Unauthorized("this server does not know the key of the request")
-        return found
+        return owner
 
 
 def digest(key: bytes) -> bytes:
-    """SHA-256, so that keys of all lengths compare alike."""
+    """Compute SHA-256, so that keys of all lengths compare alike."""
     return hashlib.sha256(key).digest()
 
 
 def read_key(headers: Headers) -> bytes | None:
-    """The key of a request: a bearer token, the header `X-API-Key`, or the password that a browser was given."""
+    """Read the key of a request: a bearer token, the header `X-API-Key`, or the password that a browser was given."""
     scheme, _, credentials = headers.get(b"authorization", b"").partition(b" ")
     if scheme.lower() == b"bearer":
         return credentials.strip()
@@ -121,7 +155,7 @@ def read_key(headers: Headers) -> bytes | None:
 
 
 def load_keys(settings: Settings, before: Keyring | None = None) -> Keyring | None:
-    """The keys of the settings and of their file, or None where there are none. Raises UsageError."""
+    """Load the keys of the settings and of their file, or None where there are none. Raises UsageError."""
     keys = parse_keys(settings.api_keys or "", "the setting api_keys")
     if settings.api_key_file is not None:
         source = str(settings.api_key_file)
@@ -139,7 +173,7 @@ def load_keys(settings: Settings, before: Keyring | None = None) -> Keyring | No
 
 
 def read_file(path: Path) -> str:
-    """The content of a file of keys. Raises UsageError."""
+    """Read the content of a file of keys. Raises UsageError."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE + 1).decode()
@@ -151,14 +185,15 @@ def read_file(path: Path) -> str:
 
 
 def parse_keys(text: str, source: str) -> dict[str, str]:
-    """Keys by name, from entries in lines or behind one another; what follows a # is a comment. Raises UsageError."""
+    """Parse keys by name, from entries in lines or behind one another; what follows a # is a comment. Raises
+    UsageError."""
     keys: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
         for entry in line.partition("#")[0].split():
-            found = ENTRY.fullmatch(entry)
-            if found is None:  # its text stays secret
+            match = ENTRY.fullmatch(entry)
+            if match is None:  # its text stays secret
                 raise UsageError(f"{source}, line {number}: expected {ENTRIES}")
-            if found[1] in keys:
-                raise UsageError(f"{source}, line {number}: there are two keys {found[1]!r}. Rename one")
-            keys[found[1]] = found[2]
+            if match[1] in keys:
+                raise UsageError(f"{source}, line {number}: there are two keys {match[1]!r}. Rename one")
+            keys[match[1]] = match[2]
     return keys

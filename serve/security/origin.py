@@ -45,7 +45,7 @@ class Hosts:
         self._suffixes = tuple(name[1:].lower().encode() for name in names if name.startswith("*"))
 
     def is_last(self, host: bytes) -> bool:
-        """Whether this header `Host` is the last one that passed, as almost every one is."""
+        """Return whether this header `Host` is the last one that passed, as almost every one is."""
         return host != b"" and host == self._last
 
     def check(self, host: bytes) -> None:
@@ -69,7 +69,7 @@ class Origins:
         self._allowed = frozenset(origin.lower().encode() for origin in origins)
 
     def allows(self, origin: bytes) -> bool:
-        """Whether pages of that origin may read answers."""
+        """Return whether pages of that origin may read answers."""
         return b"*" in self._allowed or origin.lower() in self._allowed
 
     def check(self, method: str, headers: Headers) -> None:
@@ -102,12 +102,12 @@ def check_host_count(version: str, headers: Sequence[tuple[bytes, bytes]]) -> No
 
 
 def strip_port(host: bytes) -> bytes:
-    """The name or address in the header `Host`."""
+    """Return the name or address in the header `Host`."""
     return host[: host.find(b"]") + 1] if host.startswith(b"[") else host.partition(b":")[0]
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address to listen on is reached from this machine alone."""
+    """Return whether an address to listen on is reached from this machine alone."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -115,7 +115,7 @@ def is_loopback(host: str) -> bool:
 
 
 def describe_access(origin: bytes) -> list[tuple[bytes, bytes]]:
-    """The headers that let a page of that origin read the answer."""
+    """Describe the headers that let a page of that origin read the answer."""
     return [
         (b"access-control-allow-origin", origin),
         (b"access-control-expose-headers", READABLE),
@@ -124,7 +124,7 @@ def describe_access(origin: bytes) -> list[tuple[bytes, bytes]]:
 
 
 def answer_preflight(headers: Headers) -> Answer:
-    """The answer to a browser that asks what an allowed origin's page may send: any method and header."""
+    """Return the answer to a browser that asks what an allowed origin's page may send: any method and header."""
     return Answer(
         b"",
         204,

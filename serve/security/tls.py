@@ -59,16 +59,16 @@ class Certificate:
         stamps = []
         for path in (self.chain, self.key):
             try:
-                found = path.stat()
+                status = path.stat()
             except OSError:
                 stamps.append((0, 0, 0))
             else:
-                stamps.append((found.st_ino, found.st_mtime_ns, found.st_size))
+                stamps.append((status.st_ino, status.st_mtime_ns, status.st_size))
         return stamps
 
 
 def load_certificate(settings: Settings) -> Certificate | None:
-    """The certificate of the settings, or None where there is none. Raises UsageError."""
+    """Load the certificate of the settings, or None where there is none. Raises UsageError."""
     if settings.tls_cert is None and settings.tls_key is None:
         return None
     if settings.tls_cert is None or settings.tls_key is None:

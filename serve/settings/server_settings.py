@@ -23,7 +23,7 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 def read_shares(value: Any) -> Any:
-    """Cores by model, from `a=2,b=1` or a list of `a=2`; a mapping stays as it is."""
+    """Read cores by model from `a=2,b=1` or a list of `a=2`; a mapping stays as it is."""
     if isinstance(value, str):
         value = value.split(",")
     if isinstance(value, list):
@@ -155,7 +155,7 @@ class Settings(Strict):
     otlp_endpoint: str | None = setting(None, "Observation", "URL where traces are sent; default: none are made")
 
     def parallelism(self, model: str = "") -> tuple[int, int]:
-        """The number of executors of a model, and the threads of each."""
+        """Return the number of executors of a model, and the threads of each."""
         threads = (self.shares or {}).get(model) or self.threads or cores()
         executors = self.executors or min(threads, MAX_EXECUTORS)
         return executors, max(1, threads // executors)

@@ -17,7 +17,7 @@ KUBERNETES = re.compile(r"SERVICE_(HOST|PORT).*|PORT(_\d+_.*)?")
 
 
 def load_settings(options: Mapping[str, Any], environment: Mapping[str, str], file: Path | None = None) -> Settings:
-    """The settings of a server: an option wins over a variable of the environment, and that over the file.
+    """Load the settings of a server: an option wins over a variable of the environment, and that over the file.
 
     options: by the names of the settings; those that are None are not given. environment: its variables, of which
     `LACONIC_SERVE_MAX_BODY` is `max_body`, and so on. file: YAML. Raises UsageError.

@@ -18,10 +18,10 @@ import orjson
 from laconic.arrays import Arrays
 from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.manifest import MANIFEST
-from laconic.errors import INTERRUPTS, ArtifactError, LaconicError, describe_error, list_causes
+from laconic.errors import INTERRUPTS, ArtifactError, list_causes
 from laconic.hashing import digest_file
 from laconic.runtimes.runtime import Session
-from serve.workers.child_process import bind_to_parent
+from serve.workers.child_process import bind_to_parent, report_failure
 from serve.workers.engine_job import EngineJob
 from serve.workers.engine_sessions import EngineSessions
 from serve.workers.frames import receive_frame, send_frame
@@ -49,8 +49,7 @@ def work(control: socket.socket, connections: list[socket.socket], job: EngineJo
     except INTERRUPTS:
         raise
     except BaseException as error:  # noqa: BLE001 - engines raise anything, and the server says what
-        kind = type(error).__name__ if isinstance(error, LaconicError) else ""
-        control.sendall(orjson.dumps({"error": describe_error(error), "kind": kind}) + b"\n")
+        control.sendall(orjson.dumps(report_failure(error)) + b"\n")
         return
     for session, connection in zip(opened.sessions, connections, strict=True):
         threading.Thread(target=answer, args=(session, connection), daemon=True).start()
@@ -63,9 +62,7 @@ def open_job(job: EngineJob) -> EngineSessions:
     path = Path(job.path)
     if digest_file(path / MANIFEST).sha256 != job.digest:
         raise ArtifactError(f"{path} holds another artifact than the one that is served. Load the model again")
-    return EngineSessions.open(
-        Artifact.read(path), job.sessions, threads=job.threads, runtime=job.runtime, unproven=job.unproven
-    )
+    return EngineSessions.open(Artifact.read(path), job)
 
 
 def answer(session: Session, connection: socket.socket) -> None:

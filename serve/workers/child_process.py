@@ -10,11 +10,18 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from laconic import errors
+from laconic.errors import LaconicError, RuntimeFailure, describe_error
+
 HOME = Path(__file__).resolve().parents[2]
 """Where our packages lie; a child finds them there, however the parent did."""
 PR_SET_PDEATHSIG = 1
 EXIT_SECONDS = 3.0
 """How long a process that is killed, or exits, may take to be gone."""
+ERRORS = {
+    name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, LaconicError)
+}
+"""The errors that a child process reports by name."""
 
 
 def spawn(package: str, sockets: Sequence[socket.socket], environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
@@ -34,7 +41,8 @@ def spawn(package: str, sockets: Sequence[socket.socket], environment: Mapping[s
 
 
 def bind_to_parent() -> None:
-    """In the child: be killed when the parent dies, and leave signals of the whole group to the parent.
+    """Have the child, which calls this, be killed when the parent dies, and leave signals of the whole group to the
+    parent.
 
     A terminal sends Ctrl-C to all processes, and systemd SIGTERM; the parent still needs its children to end requests.
     """
@@ -69,3 +77,14 @@ def describe_exit(code: int) -> str:
     hint = ", perhaps for lack of memory" if code == -signal.SIGKILL else ""
     names = {number.value: number.name for number in signal.Signals}  # most real-time signals have none
     return f"was killed by {names.get(-code, f'signal {-code}')}{hint}"
+
+
+def report_failure(error: BaseException) -> dict[str, str]:
+    """Describe in the child what went wrong, for `raise_failure` in the parent."""
+    return {"error": describe_error(error), "kind": type(error).__name__ if isinstance(error, LaconicError) else ""}
+
+
+def raise_failure(report: Mapping[str, str]) -> None:
+    """Raise the error that a child process reports, if it reports one."""
+    if "error" in report:
+        raise ERRORS.get(report["kind"], RuntimeFailure)(report["error"])

@@ -18,11 +18,11 @@ def list_gpus(environment: Mapping[str, str] = os.environ, devices: Path = Path(
     """
     if VISIBLE in environment:
         return [each.strip() for each in environment[VISIBLE].split(",") if each.strip()]
-    found = (NODE.fullmatch(each.name) for each in devices.glob("nvidia*"))
-    return [str(number) for number in sorted(int(each[1]) for each in found if each)]
+    matches = (NODE.fullmatch(each.name) for each in devices.glob("nvidia*"))
+    return [str(number) for number in sorted(int(each[1]) for each in matches if each)]
 
 
 def assign_gpus(workers: int | None, gpus: list[str]) -> list[dict[str, str]]:
-    """The environment of each worker: a GPU each, in turn. workers: how many; one for each GPU where None."""
+    """Make the environment of each worker: a GPU each, in turn. workers: how many; one for each GPU where None."""
     count = max(1, len(gpus)) if workers is None else workers
     return [{VISIBLE: gpus[number % len(gpus)]} if gpus else {} for number in range(count)]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from laconic.artifacts.artifact import Artifact, Choice
 from laconic.runtimes.runtime import Session
+from serve.workers.engine_job import EngineJob
 
 
 @dataclass(frozen=True)
@@ -23,22 +24,19 @@ class EngineSessions:
     """Why the model cannot be run at present; nothing happens to an engine in this process."""
 
     @classmethod
-    def open(
-        cls, artifact: Artifact, count: int, *, threads: int, runtime: str | None, unproven: bool
-    ) -> "EngineSessions":
-        """Open `count` sessions with `threads` threads each; golden outputs are checked.
+    def open(cls, artifact: Artifact, job: EngineJob) -> "EngineSessions":
+        """Open the sessions of a job on its artifact; golden outputs are checked.
 
-        runtime: an engine; the fastest where None. Raises UnprovenArtifact, also for a verdict that failed unless
-        `unproven`, and what the engine raises.
+        Raises UnprovenArtifact, also for a verdict that failed unless the job allows it, and what the engine raises.
         """
-        choice = artifact.choose(runtime, threads=threads)
-        if not unproven:
+        choice = artifact.choose(job.runtime, threads=job.threads)
+        if not job.unproven:
             artifact.require_proof(choice.placement)
-        sessions = artifact.open_placement(choice.engine, choice.placement, count, threads=threads)
+        sessions = artifact.open_placement(choice.engine, choice.placement, job.sessions, threads=job.threads)
         return cls(sessions, choice.engine.name, describe_race(choice) if choice.speeds else "")
 
     def interrupt(self) -> None:
-        """A run in this process cannot be stopped."""
+        """Do nothing: a run in this process cannot be stopped."""
 
     def close(self) -> None:
         """Close the sessions, none of which may run."""
@@ -47,10 +45,10 @@ class EngineSessions:
 
 
 def describe_race(choice: Choice) -> str:
-    """Which placement is opened, and how fast the others are on this machine."""
-    own = choice.speeds[choice.engine.name]
+    """Describe which placement is opened, and how fast the others are on this machine."""
+    fastest = choice.speeds[choice.engine.name]
     others = [
-        f"{own / speed:.2f} x the speed of {name}"
+        f"{fastest / speed:.2f} x the speed of {name}"
         for name, speed in choice.speeds.items()
         if name != choice.engine.name and speed > 0
     ]

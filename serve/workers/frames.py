@@ -26,7 +26,8 @@ def send_frame(connection: socket.socket, arrays: Mapping[str, Array], error: st
 
 
 def receive_frame(connection: socket.socket) -> tuple[Arrays, str]:
-    """The tensors of the next frame, in new arrays, and the error. Raises OSError where the other side is gone."""
+    """Receive the tensors of the next frame, in new arrays, and the error. Raises OSError where the other side is
+    gone."""
     length = memoryview(bytearray(LENGTH.size))
     receive_into(connection, length)
     header = bytearray(LENGTH.unpack(length)[0])
@@ -39,7 +40,7 @@ def receive_frame(connection: socket.socket) -> tuple[Arrays, str]:
 
 
 def view_bytes(array: Array) -> memoryview:
-    """The bytes of a contiguous array."""
+    """View the bytes of a contiguous array."""
     return array.reshape(-1).view(np.uint8).data
 
 

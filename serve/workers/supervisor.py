@@ -6,7 +6,11 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 
 from laconic.errors import LaconicError, RuntimeFailure, describe_error
-from serve.workers.backoff import Backoff
+
+LONGEST = 16.0
+"""Seconds, at most, before a process that keeps dying is started again."""
+STEADY = 60.0
+"""Seconds after which a death is no longer counted together with the one before."""
 
 Report = Mapping[str, str]
 """What a process reports when it is ready."""
@@ -15,6 +19,18 @@ RunProcess = Callable[[Callable[[Report], None]], str]
 
 Passes the report of the process to its argument. Raises what keeps the process from starting.
 """
+
+
+class Backoff:
+    """Delays that grow with the crashes in a row: none after the first, then 1, 2, 4, ... seconds."""
+
+    def __init__(self) -> None:
+        self.crashes = 0
+
+    def count(self, lived: float) -> float:
+        """Count a crash. lived: seconds that the process ran. Returns the seconds to wait."""
+        self.crashes = 1 if lived > STEADY else self.crashes + 1
+        return min(LONGEST, 2.0 ** (self.crashes - 2)) if self.crashes > 1 else 0.0
 
 
 class Supervisor(threading.Thread):

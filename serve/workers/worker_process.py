@@ -6,14 +6,12 @@ import socket
 import subprocess
 import time
 from collections.abc import Mapping
-from typing import Any
 
 import orjson
 
-from laconic import errors
 from laconic.arrays import Array, Arrays
-from laconic.errors import LaconicError, NotReady, RuntimeFailure, describe_error
-from serve.workers.child_process import kill, spawn, wait_for_exit
+from laconic.errors import NotReady, RuntimeFailure, describe_error
+from serve.workers.child_process import kill, raise_failure, spawn, wait_for_exit
 from serve.workers.engine_job import EngineJob
 from serve.workers.frames import receive_frame, send_frame
 
@@ -74,8 +72,8 @@ class WorkerProcess:
         with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
 
             def connect() -> tuple[socket.socket, socket.socket]:
-                own, inherited = socket.socketpair()
-                return ours.enter_context(own), theirs.enter_context(inherited)
+                kept, inherited = socket.socketpair()
+                return ours.enter_context(kept), theirs.enter_context(inherited)
 
             try:
                 self._control, control = connect()
@@ -86,12 +84,13 @@ class WorkerProcess:
                 raise RuntimeFailure(f"the worker cannot be started: {describe_error(error)}") from error
             numbers = [each.fileno() for each in inherited[1:]]
             ours.pop_all()
-        self.connections = [WorkerConnection(own) for own, _ in pairs]
+        self.connections = [WorkerConnection(kept) for kept, _ in pairs]
         with contextlib.suppress(OSError):  # `wait_until_open` sees that a worker is gone already
             self._control.sendall(orjson.dumps({"job": job, "connections": numbers}) + b"\n")
 
     def wait_until_open(self) -> dict[str, str]:
-        """What was opened: `runtime` and `note`. Raises the error of the worker, RuntimeFailure where it died."""
+        """Wait until the worker is open; return what was opened: `runtime` and `note`. Raises the error of the worker,
+        RuntimeFailure where it died."""
         line = b""
         while not line.endswith(b"\n"):
             try:
@@ -102,8 +101,7 @@ class WorkerProcess:
                 raise RuntimeFailure(f"the process that was to open the model {wait_for_exit(self.process)}")
             line += chunk
         report: dict[str, str] = orjson.loads(line)
-        if "error" in report:
-            raise ERRORS.get(report["kind"], RuntimeFailure)(report["error"])
+        raise_failure(report)
         return report
 
     def watch(self, silence: float, batch_seconds: float) -> str:
@@ -143,12 +141,3 @@ class WorkerProcess:
             connection.close()
         kill(self.process)
         self._control.close()
-
-
-def find_errors() -> dict[str, type[LaconicError]]:
-    """The expected errors by name."""
-    every: dict[str, Any] = vars(errors)
-    return {name: each for name, each in every.items() if isinstance(each, type) and issubclass(each, LaconicError)}
-
-
-ERRORS = find_errors()

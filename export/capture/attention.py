@@ -6,17 +6,12 @@ and keys apart; OpenVINO then does not merge it into one kernel. Captured in thi
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
 
-from export.passes.implementation import select_implementation
-
-NAME = "laconic"
 MASKED = -1e4
 """The mask value: its exponential is 0 in FP32, and it is finite in every float type."""
 
@@ -33,7 +28,7 @@ def attention(
     s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Scaled dot-product attention with an additive mask, in the interface of transformers.
+    """Compute scaled dot-product attention with an additive mask, in the interface of transformers.
 
     query, key, value: [batch, heads, seq, width]. position_bias: added to the scores, [1, heads, seq, seq]. softcap:
     the bound that a hyperbolic tangent keeps the scores within (Gemma 2). s_aux: each head's attention sink, [heads], a
@@ -61,7 +56,7 @@ def attention(
 def additive_mask(
     *args: Any, mask_function: Callable[..., Any], attention_mask: Tensor | None = None, **kwargs: Any
 ) -> Tensor | None:
-    """The additive mask: [batch, 1, 1, seq] for bidirectional attention, else [batch, 1, seq, seq]."""
+    """Make the additive mask: [batch, 1, 1, seq] for bidirectional attention, else [batch, 1, seq, seq]."""
     hidden: Any = 0.0
     if mask_function is not bidirectional_mask_function:
         # The padding is added below instead of being merged by transformers: so no step has a mask of all rows, and no
@@ -73,10 +68,3 @@ def additive_mask(
     padding = 0.0 if attention_mask is None else (1 - attention_mask.to(torch.float32))[:, None, None, :]
     added: Tensor = (hidden + padding) * MASKED
     return added
-
-
-def plain_attention(module: nn.Module) -> AbstractContextManager[None]:
-    """A context in which transformers models inside the module compute attention in this form."""
-    AttentionInterface.register(NAME, attention)
-    AttentionMaskInterface.register(NAME, additive_mask)
-    return select_implementation(module, "_attn_implementation", NAME)
