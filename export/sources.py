@@ -78,12 +78,13 @@ def open_onnx(path: Path, origin: Origin, samples: Path | None, cache: Cache) ->
     file = digest_file(path)
     samples = samples if samples is not None and samples.exists() else None
     seen = digest_file(samples).sha256 if samples is not None and samples.is_file() else str(samples)
-    known = [[spec.model_dump(mode="json") for spec in origin.inputs], origin.constants, seen]
+    constants = origin.constants if isinstance(origin, Recipe) else {}
+    known = [[spec.model_dump(mode="json") for spec in origin.inputs], constants, seen]
     key = hash_of("onnx", file.sha256, digest_external_data(path), origin.task, known, environment_digest())
 
     def fill(folder: Path) -> None:
         rows, read = (peek_arrays(samples), partial(encode_few, samples)) if samples is not None else ({}, None)
-        made = import_onnx(path, folder, origin.task, OnnxHints(origin.inputs, origin.constants, rows, read))
+        made = import_onnx(path, folder, origin.task, OnnxHints(origin.inputs, constants, rows, read))
         write_graph_json(made.graph, folder)
         (folder / INTERFACE).write_text(made.interface.model_dump_json(indent=1))
         save_file(made.typical, folder / TYPICAL)
@@ -91,13 +92,13 @@ def open_onnx(path: Path, origin: Origin, samples: Path | None, cache: Cache) ->
     folder = cache.directory(f"graph-{key}", fill)
     graph = read_graph_json(folder)
     interface = OnnxInterface.model_validate_json((folder / INTERFACE).read_text())
-    constants = {"constants": interface.constants} if interface.constants else {}
+    kept = {"constants": interface.constants} if interface.constants else {}
     return GraphSource(
         task=plain_task(origin.task, graph.inputs, path, interface.constants, load_file(folder / TYPICAL)),
         key=key,
         size=file.size,
         licence=None,
-        description={"kind": "onnx", "sha256": file.sha256, **constants},
+        description={"kind": "onnx", "sha256": file.sha256, **kept},
         graph=graph,
         file=folder / SOURCE if (folder / SOURCE).is_file() else path.resolve(),
         least_exactness=interface.exactness,

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnx import ModelProto
 from onnx_ir.passes import common
 
-from export.capture.onnx_file import HALVES
+from export.capture.source_file import HALVES
 from laconic.arrays import Array, Arrays
 from laconic.errors import SourceError
 from laconic.tensor import BATCH, DTYPES, TensorSpec

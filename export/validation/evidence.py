@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from laconic.arrays import Arrays
-from laconic.models.source import EXACTNESS
+from laconic.quantization.graph import EXACTNESS
 
 Describe = Callable[[int], str]
 """Takes the place of a sample, and says where it comes from."""

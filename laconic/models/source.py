@@ -10,12 +10,9 @@ from laconic.models.checkpoint import Checkpoint
 from laconic.models.encoder_decoder import EncoderDecoder
 from laconic.models.torch_session import TorchSession
 from laconic.models.writing_session import WritingSession
-from laconic.quantization.graph import Graph
+from laconic.quantization.graph import EXACTNESS, Graph
 from laconic.runtimes.runtime import Session, make_runtime
 from laconic.tasks.task import Task
-
-EXACTNESS = 1 - 1e-4
-
 
 @dataclass(frozen=True)
 class Source(ABC):
@@ -33,8 +30,7 @@ class Source(ABC):
 
     @property
     def exactness(self) -> float:
-        """1 minus the largest error that its captured graph may have, relative to the largest output. FP32 sums in
-        another order differ by 1e-6."""
+        """1 minus the largest error that its captured graph may have, relative to the largest output."""
         return EXACTNESS
 
     @abstractmethod

@@ -53,7 +53,6 @@ class Origin(Strict):
     source: a checkpoint's folder or file. task: its registered name; inferred from the source if not given.
     builder, arguments: the "package.module:factory" that builds the module, and its arguments. inputs: the input
     signature, if the source does not define one; of an ONNX file, those inputs whose axes it leaves in doubt.
-    constants: values of inputs of an ONNX file that are the same for all samples.
     """
 
     source: str
@@ -61,7 +60,6 @@ class Origin(Strict):
     builder: str | None = None
     arguments: dict[str, Any] = Field(default_factory=dict)
     inputs: tuple[TensorSpec, ...] = ()
-    constants: dict[str, Any] = Field(default_factory=dict)
 
     @field_validator("task")
     @classmethod
@@ -81,7 +79,7 @@ class Origin(Strict):
 class Recipe(Origin):
     """The whole recipe.
 
-    stages: default: those of the target. heal: whether healing is inserted after lossy stages, or the settings of that
+    constants: values of inputs of an ONNX file that are the same for all samples. stages: default: those of the target. heal: whether healing is inserted after lossy stages, or the settings of that
     healing. to: what is written; quantization needs an artifact. runtimes: the engines to try, the preferred first;
     default: all engines of the target. engine_only: the one engine to build for, in float32 where not quantized, so
     that nothing is chosen by its speed. portable: whether the artifact is placed for the other engines as well, and the
@@ -89,6 +87,7 @@ class Recipe(Origin):
     that `laconic build` needs no source.
     """
 
+    constants: dict[str, Any] = Field(default_factory=dict)
     data: Data = Data()
     stages: tuple[NamedStage, ...]
     heal: bool | dict[str, Any] = True
