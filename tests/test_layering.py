@@ -265,7 +265,7 @@ def test_the_server_never_knows_torch_or_onnx(module):
 
 PARTS = (
     "processing.Processing",
-    "token_limits.TokenLimits",
+    "processing.TokenLimits",
     "processing.ServedTask",
     "row_parsing.RowParsing",
     "answer_comparison.AnswerComparison",

@@ -25,8 +25,7 @@ from laconic.models.object_detector import read_scoring
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
 from laconic.tasks import object_detection
-from laconic.tasks.average_precision import make_precision_scorer
-from laconic.tasks.detections import Detections, compare_detections
+from laconic.tasks.detections import Detections, compare_detections, make_precision_scorer
 from laconic.tasks.task import open_task
 from train.finetune.finetune import finetune
 from train.observers import ObserverSettings

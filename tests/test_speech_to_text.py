@@ -27,7 +27,7 @@ from laconic.recipes.recipe import Recipe
 from laconic.runtimes.encoder_decoder_session import open_model
 from laconic.runtimes.runtime import make_runtime
 from laconic.tasks.audio import make_tone
-from laconic.tasks.log_mel import LogMelPreprocess
+from laconic.tasks.audio_preprocess import LogMelPreprocess
 from laconic.tasks.task import open_task
 from train.finetune.finetune import finetune
 from train.observers import ObserverSettings

@@ -36,9 +36,9 @@ from laconic.recipes.splits import make_samples
 from laconic.runtimes.encoder_decoder_session import encoder_of, open_model
 from laconic.runtimes.onnxruntime import OnnxRuntime
 from laconic.runtimes.runtime import make_runtime
+from laconic.tasks.decoder_tensors import GROUPS, group_probabilities
 from laconic.tasks.task import open_task
 from laconic.tasks.text2text_generation import TargetedText
-from laconic.tasks.token_groups import GROUPS, group_probabilities
 from train.finetune.finetune import finetune
 from train.observers import ObserverSettings
 from train.settings import TrainingRecipe

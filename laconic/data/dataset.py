@@ -11,7 +11,7 @@ import numpy as np
 from laconic.arrays import Array
 from laconic.errors import DataError
 from laconic.hashing import hash_of
-from laconic.tasks.targeted import is_file
+from laconic.tasks.row_parsing import is_file
 
 
 class Samples(Sequence[Any]):

@@ -12,7 +12,7 @@ import numpy as np
 from laconic.data.dataset import RowSketch
 from laconic.data.sketch import sketch_row
 from laconic.errors import DataError, InputError
-from laconic.tasks.targeted import is_file, strip_target
+from laconic.tasks.row_parsing import is_file, strip_target
 from laconic.tasks.task import Task
 
 KIND = "kind"

@@ -9,7 +9,7 @@ from laconic.arrays import Array
 from laconic.data.dataset import RowSketch
 from laconic.hashing import digest_arrays, hash_of
 from laconic.tasks.processing import Processing
-from laconic.tasks.targeted import strip_target
+from laconic.tasks.row_parsing import strip_target
 
 CELLS = 8
 """The most cells along each of the last two axes of an array, whose means stand for it."""

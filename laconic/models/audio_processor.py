@@ -11,9 +11,8 @@ from pydantic import ValidationError
 from laconic.errors import SourceError
 from laconic.models.source_json import read_source_json
 from laconic.models.speech import SpeechModel, ignores_padding, split_convolutions
-from laconic.tasks.audio_preprocess import AudioPreprocess
+from laconic.tasks.audio_preprocess import AudioPreprocess, LogMelPreprocess
 from laconic.tasks.ctc_vocabulary import CtcVocabulary
-from laconic.tasks.log_mel import LogMelPreprocess
 from laconic.tasks.preprocessing import Preprocessing
 
 SETTINGS = "preprocessor_config.json"

@@ -12,9 +12,8 @@ from transformers.cache_utils import DynamicLayer
 
 from laconic.errors import SourceError
 from laconic.models.transformers_logging import quiet
-from laconic.tasks.decoder_tensors import CacheShape
+from laconic.tasks.decoder_tensors import GROUPS, CacheShape
 from laconic.tasks.generation_settings import LONGEST, UNSTATED_LENGTH, GenerationSettings, Prompt, as_ids
-from laconic.tasks.token_groups import GROUPS
 
 NEUTRAL = {"encoder_repetition_penalty": 1.0, "guidance_scale": 1.0, "encoder_no_repeat_ngram_size": 0}
 UNSUPPORTED = (

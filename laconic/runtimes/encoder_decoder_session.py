@@ -23,9 +23,9 @@ from laconic.tasks.decoder_tensors import (
     SEQUENCES,
     TARGET_INPUTS,
     TOKENS,
+    group_probabilities,
 )
 from laconic.tasks.generation_settings import GenerationSettings
-from laconic.tasks.token_groups import group_probabilities
 
 LOGITS, CROSS = "logits", "cross."
 NOT_SOURCE = frozenset({*TARGET_INPUTS, NEW_TOKENS})

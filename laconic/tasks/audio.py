@@ -75,9 +75,12 @@ class AudioTask(RecordingTask):
     The inputs are the waveforms and, for a model that is not disturbed by padding, their mask.
     """
 
-    def __init__(self, inputs: tuple[TensorSpec, ...], *, preprocess: AudioPreprocess) -> None:
+    def __init__(
+        self, inputs: tuple[TensorSpec, ...], *, preprocess: AudioPreprocess, labels: tuple[str, ...] = ()
+    ) -> None:
         self.inputs = inputs
         self.preprocess = preprocess
+        self.labels = labels
         # Without a mask the model takes padding for silence, so that answers depend on what else is in the batch.
         self.padding = {spec.name: 0 for spec in inputs} if len(inputs) > 1 else {}
 

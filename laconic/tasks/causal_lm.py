@@ -13,10 +13,10 @@ from laconic.arrays import Array, Arrays
 from laconic.errors import InputError
 from laconic.tasks.assets import PREPROCESS, read_asset, to_json
 from laconic.tasks.chat_template import ChatTemplate, MarkedText, mark_completion
+from laconic.tasks.classification import TokenPrediction
 from laconic.tasks.preprocessing import Preprocessing
 from laconic.tasks.row_parsing import LABEL
 from laconic.tasks.text import TEXT_SCHEMA, TextTask
-from laconic.tasks.token_prediction import TokenPrediction
 from laconic.tasks.training_needs import HealingLoss
 from laconic.tensor import TensorSpec
 

@@ -2,25 +2,34 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from laconic.errors import DataError
 from laconic.tasks.assets import LABELS, read_asset, to_json
+from laconic.tasks.preprocessing import Preprocessing
+from laconic.tasks.task import Task
+from laconic.tensor import TensorSpec
 
 SPARSE = 10
 """Numeric labels whose highest is at least so many times their count are names, not indices of classes."""
 
 
-def label_assets(labels: Sequence[str]) -> dict[str, bytes]:
-    """The artifact file with the names of the classes."""
-    return {LABELS: to_json(list(labels))}
+class LabelledTask(Task):
+    """Mixin of tasks whose classes have names, which the artifact holds."""
 
+    @classmethod
+    def from_preprocessing(cls, preprocessing: Preprocessing) -> Self:
+        return super().from_preprocessing(preprocessing).with_labels(preprocessing.labels)
 
-def read_labels(folder: Path) -> tuple[str, ...]:
-    """Read the names of the classes from an artifact. Raises CorruptArtifact."""
-    return tuple(str(label) for label in read_asset(folder, LABELS))
+    @classmethod
+    def from_assets(cls, folder: Path, inputs: tuple[TensorSpec, ...]) -> Self:
+        task = super().from_assets(folder, inputs)
+        return task.with_labels([str(label) for label in read_asset(folder, LABELS)])
+
+    def assets(self) -> dict[str, bytes]:
+        return super().assets() | {LABELS: to_json(list(self.labels))}  # type: ignore[safe-super]  # not alone
 
 
 def find_class(label: Any, labels: Sequence[str]) -> int:

@@ -11,9 +11,9 @@ from laconic.arrays import Arrays
 from laconic.errors import InputError, SourceError
 from laconic.hashing import hash_of
 from laconic.tasks.assets import PREPROCESS, read_asset, to_json
+from laconic.tasks.classification import TokenPrediction
 from laconic.tasks.preprocessing import Preprocessing
 from laconic.tasks.text import TEXT_SCHEMA, TextTask
-from laconic.tasks.token_prediction import TokenPrediction
 from laconic.tensor import TensorSpec
 
 

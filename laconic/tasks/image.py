@@ -27,9 +27,12 @@ class ImageTask(FileTask):
     content = "an image"
     planning_length = 1
 
-    def __init__(self, inputs: tuple[TensorSpec, ...], *, preprocess: ImagePreprocess) -> None:
+    def __init__(
+        self, inputs: tuple[TensorSpec, ...], *, preprocess: ImagePreprocess, labels: tuple[str, ...] = ()
+    ) -> None:
         self.inputs = inputs
         self.preprocess = preprocess
+        self.labels = labels
         self.padding = {}
 
     @classmethod

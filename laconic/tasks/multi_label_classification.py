@@ -13,7 +13,6 @@ from laconic.tasks.classes import are_known, check_names, class_names, find_clas
 from laconic.tasks.labelled_text import LabelledText
 from laconic.tasks.null_answers import SURE, shuffle_rows
 from laconic.tasks.tolerance import Tolerance
-from laconic.tasks.training_needs import HealingLoss
 
 THRESHOLD = 0.5
 """The least probability of a class that a text is said to be of."""
@@ -55,10 +54,6 @@ class MultiLabelClassification(LabelledText):
             answers.append({"labels": chosen, "scores": scores})
         return answers
 
-    def label(self, index: int) -> str:
-        """The name of a class, or its number where it has no name."""
-        return self.labels[index] if index < len(self.labels) else str(index)
-
     def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
         wanted, found = (sigmoid(first(each).astype(np.float64)) for each in (reference, candidate))
         return np.asarray(1 - np.abs(found - wanted).max(axis=-1))
@@ -87,10 +82,6 @@ class MultiLabelClassification(LabelledText):
         if found.shape != wanted.shape:
             raise DataError(f"labels are of {wanted.shape[1]} classes, and the model has {found.shape[1]}")
         return make_f1_scorer((found & wanted).sum(axis=1), found.sum(axis=1), wanted.sum(axis=1))
-
-    def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:
-        """All hidden states and the logits; the logits alone where no layers are shared."""
-        return {"hidden-states": 1.0, "outputs": 1.0} if layers else {"outputs": 1.0}
 
 
 def as_list(value: Any) -> list[Any]:

@@ -7,33 +7,36 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from laconic.arrays import Array, Arrays
-from laconic.errors import InputError
+from laconic.errors import DataError, InputError
 from laconic.metrics import Scorer
 from laconic.tasks.agreement import FEWEST_ANSWERS, Agreement, share_of
 from laconic.tasks.assets import read_asset, to_json
-from laconic.tasks.average_precision import make_precision_scorer
+from laconic.tasks.classes import find_class
 from laconic.tasks.detections import (
     Detections,
     Scoring,
     align_queries,
     compare_detections,
     find_detections,
+    make_precision_scorer,
     measure_iou,
 )
 from laconic.tasks.image_localization import SIZE, ImageLocalization
 from laconic.tasks.image_preprocess import ImagePreprocess
 from laconic.tasks.null_answers import SURE, repeat_mean, shuffle_rows
-from laconic.tasks.object_labels import OBJECTS, check_list, read_columns, read_object
 from laconic.tasks.preprocessing import Preprocessing
 from laconic.tasks.row_parsing import LABEL
 from laconic.tasks.tolerance import Tolerance
-from laconic.tasks.training_needs import HealingLoss
 from laconic.tensor import TensorSpec
 
 THRESHOLD = 0.5
 """The score above which an object is in an answer, as in transformers' pipeline."""
 OBJECTS_LEAST = 0.8
 """The least share of objects of a class that both models find."""
+OBJECTS = "objects"
+"""The column of the objects of an image in data sets that were made from COCO's form."""
+SIDES = ("xmin", "ymin", "xmax", "ymax")
+FORM = "{'label': 'cat', 'box': {'xmin': 10, 'ymin': 20, 'xmax': 50, 'ymax': 90}}, in pixels of the image"
 SCORING = "detection.json"
 """The artifact file that says how logits become scores."""
 
@@ -109,7 +112,7 @@ class ObjectDetection(ImageLocalization):
             {
                 "score": float(score),
                 "label": self.label(int(number)),
-                "box": dict(zip(("xmin", "ymin", "xmax", "ymax"), box, strict=True)),
+                "box": dict(zip(SIDES, box, strict=True)),
             }
             for score, number, box in zip(kept.scores, kept.classes, corners.tolist(), strict=True)
         ]
@@ -152,10 +155,6 @@ class ObjectDetection(ImageLocalization):
         """A detector that chooses its queries by their scores puts nearly equal ones in either order."""
         return align_queries(reference, candidate)
 
-    def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:
-        """All hidden states and the outputs; the outputs alone where no layers are shared."""
-        return {"hidden-states": 1.0, "outputs": 1.0} if layers else {"outputs": 1.0}
-
 
 def find_again(ours: Detections, theirs: Detections) -> Array:
     """Whether each of our objects is among theirs: of the same class, with an intersection over union of at least a
@@ -174,3 +173,56 @@ def check_outputs(outputs: Arrays) -> tuple[Array, Array]:
             f"the model gives {shapes}"
         )
     return arrays[0], arrays[1]
+
+
+def check_list(value: Any) -> Sequence[Any]:
+    """The objects of an image. Raises DataError for anything but a list."""
+    if not isinstance(value, (list, tuple)):
+        raise DataError(f"a label must be a list of objects {FORM}; not {value!r}")
+    return value
+
+
+def read_object(value: Any, labels: Sequence[str], width: int, height: int) -> list[float]:
+    """The number of an object's class, and the left, top, right and bottom of its box as shares of the image's sides.
+
+    labels: the names of the classes. A box is cut where it leaves the image. Raises DataError.
+    """
+    box = value.get("box") if isinstance(value, Mapping) else None
+    sides: Any = [box.get(name) for name in SIDES] if isinstance(box, Mapping) else None
+    if not is_box(sides) or not isinstance(value.get("label"), (str, int)):
+        raise DataError(f"{value!r} is no object; expected {FORM}")
+    left, top, right, bottom = (float(side) for side in sides)
+    if not (left < right and top < bottom and left < width and top < height and right > 0 and bottom > 0):
+        raise DataError(
+            f"the box {box} has no area in an image of {width} x {height} pixels; expected xmin < xmax and ymin < "
+            f"ymax, in pixels of the image"
+        )
+    shares = (left / width, top / height, right / width, bottom / height)
+    return [float(find_class(value["label"], labels)), *(min(max(share, 0.0), 1.0) for share in shares)]
+
+
+def read_columns(value: Any) -> list[dict[str, Any]]:
+    """Objects in the form of answers, from lists under `bbox` (left, top, width and height, in pixels) and `category`
+    (numbers or names of classes). Crowds (`iscrowd`) are left out. Raises DataError.
+    """
+    lists: list[Any] = [value.get(name) for name in ("bbox", "category")] if isinstance(value, Mapping) else []
+    if not lists or not all(isinstance(each, (list, tuple)) for each in lists) or not all(map(is_box, lists[0])):
+        raise DataError(
+            f"expected under {OBJECTS!r} two lists: 'bbox', of left, top, width and height in pixels, and 'category', "
+            f"the numbers or names of classes"
+        )
+    boxes, classes = lists
+    crowds = value.get("iscrowd") or [0] * len(boxes)
+    if not len(boxes) == len(classes) == len(crowds):
+        raise DataError(f"there are {len(boxes)} boxes under {OBJECTS!r}, and {len(classes)} classes")
+    return [
+        {"label": label, "box": dict(zip(SIDES, (box[0], box[1], box[0] + box[2], box[1] + box[3]), strict=True))}
+        for box, label, crowd in zip(boxes, classes, crowds, strict=True)
+        if not crowd
+    ]
+
+
+def is_box(sides: Any) -> bool:
+    """Whether something is a list of four numbers."""
+    numbers = isinstance(sides, (list, tuple)) and all(isinstance(side, (int, float)) for side in sides)
+    return numbers and len(sides) == 4 and not any(isinstance(side, bool) for side in sides)

@@ -10,12 +10,11 @@ from laconic.tasks.chat_template import ChatTemplate
 from laconic.tasks.image_preprocess import ImagePreprocess
 
 if TYPE_CHECKING:  # most servers read no audio, and its libraries take memory
-    from laconic.tasks.audio_preprocess import AudioPreprocess
+    from laconic.tasks.audio_preprocess import AudioPreprocess, LogMelPreprocess
     from laconic.tasks.ctc_vocabulary import CtcVocabulary
     from laconic.tasks.decoder_tensors import CacheShape
     from laconic.tasks.detections import Scoring
     from laconic.tasks.generation_settings import GenerationSettings
-    from laconic.tasks.log_mel import LogMelPreprocess
 
 Activation = Literal["identity", "sigmoid"]
 

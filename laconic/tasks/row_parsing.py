@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -43,6 +44,10 @@ class RowParsing(NamedTask):
         task.labels = tuple(labels)
         return task
 
+    def label(self, index: int) -> str:
+        """Return the name of a class, or its number where it has no name."""
+        return self.labels[index] if index < len(self.labels) else str(index)
+
     def read_row(self, values: Mapping[str, Any], folder: Path) -> tuple[tuple[Any, ...], Any]:
         """The samples of a row of a file in `folder`, as `parse` takes them, and its label or None.
 
@@ -75,3 +80,26 @@ class RowParsing(NamedTask):
     def with_answers(self, samples: Sequence[Any], written: Array) -> list[Any]:
         """The samples with the answers of a model as their targets. written: [samples, tokens] int64, padded."""
         return list(samples)
+
+
+@dataclass(frozen=True, eq=False)
+class Targeted:
+    """A sample with its target. sample: as a task's `parse` takes it, or as it returns it. target: the ids of the
+    tokens to write, the end token included. name: of the sample's file."""
+
+    sample: Any
+    target: tuple[int, ...]
+    name: str = ""
+
+    def __str__(self) -> str:
+        return self.name or "a recording"
+
+
+def strip_target(sample: Any) -> Any:
+    """The sample itself, without its target if it has one."""
+    return sample.sample if isinstance(sample, Targeted) else sample
+
+
+def is_file(source: Any) -> bool:
+    """Whether a sample is the path or the content of a file that is decoded at each access, with or without target."""
+    return isinstance(strip_target(source), (Path, bytes))

@@ -17,7 +17,6 @@ from laconic.tasks.image_localization import PIXELS, SIZE, ImageLocalization
 from laconic.tasks.image_preprocess import open_image
 from laconic.tasks.null_answers import SURE, shuffle_rows
 from laconic.tasks.tolerance import Tolerance
-from laconic.tasks.training_needs import HealingLoss
 
 IGNORED = 255
 """The number of pixels that are of no class in a map of classes, as PASCAL VOC, ADE20K and Cityscapes have it."""
@@ -127,10 +126,6 @@ class SemanticSegmentation(ImageLocalization):
     def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
         chosen = [choose_classes(row, label.shape) for row, label in zip(first(outputs), labels, strict=True)]
         return make_iou_scorer(*count_overlap(chosen, labels, first(outputs).shape[1]))
-
-    def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:
-        """All hidden states and the logits; the logits alone where no layers are shared."""
-        return {"hidden-states": 1.0, "outputs": 1.0} if layers else {"outputs": 1.0}
 
 
 def read_map(source: bytes | Path) -> Image.Image:

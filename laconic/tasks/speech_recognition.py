@@ -19,7 +19,6 @@ from laconic.tasks.preprocessing import Preprocessing
 from laconic.tasks.row_parsing import LABEL
 from laconic.tasks.token_positions import find_filled, overlap_positions
 from laconic.tasks.tolerance import Tolerance
-from laconic.tasks.training_needs import HealingLoss
 from laconic.tensor import TensorSpec
 
 CHARACTERS = "characters.json"
@@ -118,7 +117,3 @@ class SpeechRecognition(AudioTask):
 
     def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
         return make_word_scorer(self.write(first(outputs)), labels)
-
-    def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:
-        """All hidden states and the logits; the logits alone where no layers are shared."""
-        return {"hidden-states": 1.0, "outputs": 1.0} if layers else {"outputs": 1.0}

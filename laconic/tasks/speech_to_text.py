@@ -14,13 +14,11 @@ from laconic.errors import CorruptArtifact, DataError, InputError
 from laconic.metrics import Scorer, make_word_scorer
 from laconic.tasks.assets import PREPROCESS, TOKENIZER, VOCABULARY, read_asset, to_json
 from laconic.tasks.audio import RecordingTask, check_finite, check_shortest, make_tone
-from laconic.tasks.audio_preprocess import check_length
+from laconic.tasks.audio_preprocess import LogMelPreprocess, check_length
 from laconic.tasks.decoder_tensors import PAST, TARGET, TARGET_INPUTS, TOKENS, describe_target
 from laconic.tasks.generation_settings import GenerationSettings
-from laconic.tasks.log_mel import LogMelPreprocess
 from laconic.tasks.preprocessing import Preprocessing
-from laconic.tasks.row_parsing import LABEL
-from laconic.tasks.targeted import Targeted
+from laconic.tasks.row_parsing import LABEL, Targeted
 from laconic.tasks.text import TextTask, count_ids
 from laconic.tasks.written_text import WrittenText
 from laconic.tensor import BATCH, TensorSpec, read_numbers

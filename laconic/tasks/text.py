@@ -17,31 +17,12 @@ from laconic.tasks.row_parsing import LABEL, PAIR
 from laconic.tasks.task import Task
 from laconic.tensor import BATCH, TensorSpec
 
-WORDS = (
-    "the",
-    "model",
-    "answers",
-    "question",
-    "about",
-    "weights",
-    "layers",
-    "memory",
-    "and",
-    "time",
-    "while",
-    "every",
-    "request",
-    "waits",
-    "for",
-    "its",
-    "turn",
-    "small",
-    "numbers",
-    "make",
-    "it",
-    "fast",
+MADE_UP_TEXT = (
+    "the model answers question about weights layers memory and time while every request waits for its turn small "
+    "numbers make it fast"
 )
-
+WORDS = tuple(MADE_UP_TEXT.split())
+"""The words of made-up texts."""
 FRAGMENT_WORDS = (1, 1, 2, 3, 5)
 """Lengths of fragments in words; drawn uniformly, so that 1 has twice the probability of 2."""
 DRAWS = 10
@@ -108,7 +89,15 @@ class TextTask(Task):
     columns: ClassVar[tuple[str, ...]] = (*PAIR, LABEL)
     accepts = frozenset({"texts"})
 
-    def __init__(self, tokenizer: Tokenizer, inputs: tuple[TensorSpec, ...], *, max_tokens: int, pad_id: int) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        inputs: tuple[TensorSpec, ...],
+        *,
+        max_tokens: int,
+        pad_id: int,
+        labels: tuple[str, ...] = (),
+    ) -> None:
         """max_tokens: the length to which texts are truncated, special tokens included. pad_id: the padding token."""
         tokenizer.no_padding()
         self.tokenizer = tokenizer
@@ -116,6 +105,7 @@ class TextTask(Task):
         self.max_tokens = max_tokens
         self.set_truncation(max_tokens)
         self.pad_id = pad_id
+        self.labels = labels
         self.multiple = 1
         """Texts of a batch are padded to a multiple of so many tokens."""
         self.vocabulary = count_ids(tokenizer)

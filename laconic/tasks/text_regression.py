@@ -16,7 +16,6 @@ from laconic.tasks.checkpoint_loading import count_outputs
 from laconic.tasks.labelled_text import LabelledText
 from laconic.tasks.preprocessing import Activation, Preprocessing
 from laconic.tasks.tolerance import Tolerance
-from laconic.tasks.training_needs import HealingLoss
 from laconic.tensor import TensorSpec
 
 SCORE_NAME = "score"
@@ -99,9 +98,8 @@ class TextRegression(LabelledText):
         found = self.scores(outputs)
         if found.shape[1] == 1:
             return [{"score": float(row[0])} for row in found]
-        names = [*self.labels, *map(str, range(len(self.labels), found.shape[1]))]
         return [
-            {"scores": [{"label": name, "score": float(score)} for name, score in zip(names, row, strict=False)]}
+            {"scores": [{"label": self.label(index), "score": float(score)} for index, score in enumerate(row)]}
             for row in found
         ]
 
@@ -113,16 +111,11 @@ class TextRegression(LabelledText):
     ) -> Iterator[Agreement]:
         wanted, found = self.scores(reference), self.scores(candidate)
         for index, (one, two) in enumerate(zip(wanted.T, found.T, strict=True)):
-            name = self.labels[index] if index < len(self.labels) else str(index)
-            yield from compare_scores(one, two, f"score {name!r}")
+            yield from compare_scores(one, two, f"score {self.label(index)!r}")
 
     def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
         """The coefficient of determination, the mean over the outputs; 0 where the labels do not vary."""
         return make_r2_scorer(self.scores(outputs), np.asarray(labels, np.float64).reshape(len(labels), -1))
-
-    def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:
-        """All hidden states and the scores; the scores alone where no layers are shared."""
-        return {"hidden-states": 1.0, "outputs": 1.0} if layers else {"outputs": 1.0}
 
 
 def parse_numbers(value: Any) -> list[float]:

@@ -17,7 +17,6 @@ from laconic.tasks.row_parsing import LABEL
 from laconic.tasks.text import TEXT_SCHEMA
 from laconic.tasks.token_positions import IGNORED, find_filled, fit_positions, overlap_positions
 from laconic.tasks.tolerance import Tolerance
-from laconic.tasks.training_needs import HealingLoss
 
 OUTSIDE = "O"
 """The class of tokens that belong to no entity."""
@@ -175,10 +174,6 @@ class TokenClassification(LabelledText):
             found = set(group_tokens(kept, classes, self.labels))
             counts.append((len(wanted & found), len(found), len(wanted)))
         return make_f1_scorer(*np.array(counts).T)
-
-    def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:
-        """All hidden states and the logits; the logits alone where no layers are shared."""
-        return {"hidden-states": 1.0, "outputs": 1.0} if layers else {"outputs": 1.0}
 
 
 def split_tag(label: str) -> tuple[str, str]:

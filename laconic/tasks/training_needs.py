@@ -32,8 +32,8 @@ class TrainingNeeds(NamedTask):
         return {}
 
     def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:
-        """The distillation losses that heal a compressed model, with their weights.
+        """Return the distillation losses that heal a compressed model, with their weights.
 
         layers: whether student and teacher share layers, whose hidden states can be compared.
         """
-        return {"outputs": 1.0}
+        return {"hidden-states": 1.0, "outputs": 1.0} if layers else {"outputs": 1.0}

@@ -17,9 +17,9 @@ from laconic.models.checkpoint_card import CARD, read_card
 from laconic.models.embedder import MODULES
 from laconic.models.encoder_decoder import SpeechWriter
 from laconic.models.processors import plain_task, resolve_task
+from laconic.tasks.audio_preprocess import LogMelPreprocess
 from laconic.tasks.generation_settings import GenerationSettings
 from laconic.tasks.image_preprocess import ImagePreprocess
-from laconic.tasks.log_mel import LogMelPreprocess
 from laconic.tasks.preprocessing import Preprocessing
 from laconic.tasks.task import Task, open_task
 from laconic.tensor import TensorSpec
