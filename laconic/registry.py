@@ -135,16 +135,16 @@ FORMATS = {
 }
 
 IMAGE_PROCESSORS = {
-    "ConditionalDetrImageProcessor": "laconic.models.image_processors.detr_processor:read_detr",
-    "ConvNextImageProcessor": "laconic.models.image_processors.convnext_processor:read_convnext",
-    "DeformableDetrImageProcessor": "laconic.models.image_processors.detr_processor:read_detr",
-    "DetrImageProcessor": "laconic.models.image_processors.detr_processor:read_detr",
-    "EfficientNetImageProcessor": "laconic.models.image_processors.efficientnet_processor:read_efficientnet",
-    "LevitImageProcessor": "laconic.models.image_processors.levit_processor:read_levit",
-    "MobileViTImageProcessor": "laconic.models.image_processors.mobilevit_processor:read_mobilevit",
-    "PoolFormerImageProcessor": "laconic.models.image_processors.poolformer_processor:read_poolformer",
-    "RTDetrImageProcessor": "laconic.models.image_processors.detr_processor:read_detr",
-    "YolosImageProcessor": "laconic.models.image_processors.yolos_processor:read_yolos",
+    "ConditionalDetrImageProcessor": "laconic.models.image_rules:read_detr",
+    "ConvNextImageProcessor": "laconic.models.image_rules:read_convnext",
+    "DeformableDetrImageProcessor": "laconic.models.image_rules:read_detr",
+    "DetrImageProcessor": "laconic.models.image_rules:read_detr",
+    "EfficientNetImageProcessor": "laconic.models.image_rules:read_efficientnet",
+    "LevitImageProcessor": "laconic.models.image_rules:read_levit",
+    "MobileViTImageProcessor": "laconic.models.image_rules:read_mobilevit",
+    "PoolFormerImageProcessor": "laconic.models.image_rules:read_poolformer",
+    "RTDetrImageProcessor": "laconic.models.image_rules:read_detr",
+    "YolosImageProcessor": "laconic.models.image_rules:read_yolos",
 }
 """By class of transformers, what makes an `ImagePreprocess` of its settings, where it has rules of its own."""
 

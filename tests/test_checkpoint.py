@@ -22,7 +22,7 @@ from laconic.models.checkpoint import WEIGHTS, Checkpoint, is_onnx, load_source
 from laconic.models.checkpoint_card import CARD
 from laconic.models.image_processor import read_preprocess
 from laconic.models.torch_session import TorchSession
-from laconic.models.weight_files import scan_weights
+from laconic.models.weights import scan_weights
 from laconic.tensor import TensorSpec
 
 TEXTS = ["hello world", "a model answers every question", "the"]

@@ -24,13 +24,21 @@ from laconic.models import huggingface, timm_folder
 from laconic.models.adapter import is_adapter, read_adapter
 from laconic.models.checkpoint_card import BUILDABLE, CARD, Card, prepare, read_card
 from laconic.models.foreign_folder import GGUF, refuse_foreign
-from laconic.models.loaded_model import Loaded
+from laconic.models.pretrained import Loaded
 from laconic.models.processors import plain_task
 from laconic.models.sample_signature import infer_inputs
 from laconic.models.signature import order_inputs, probe_module
 from laconic.models.special_tokens import read_chat_template
-from laconic.models.weight_files import scan_weights
-from laconic.models.weights import check_finite, fill, fingerprint, is_program, read_safetensors, tie, write_weights
+from laconic.models.weights import (
+    check_finite,
+    fill,
+    fingerprint,
+    is_program,
+    read_safetensors,
+    scan_weights,
+    tie,
+    write_weights,
+)
 from laconic.tasks.task import Task, open_task
 from laconic.tensor import TensorSpec
 

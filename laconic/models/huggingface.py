@@ -1,12 +1,9 @@
-"""Models saved by transformers: config.json, weights, and a tokenizer or an image processor.
-
-A task names the Auto class that builds its model; the modules here wrap what it builds, with plain tensors in and out.
-"""
+"""Models saved by transformers: config.json, weights, and a tokenizer or an image processor."""
 
 import inspect
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,6 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from laconic import registry
 from laconic.errors import SourceError, UntrustedSource
 from laconic.models.audio_processor import read_log_mel, read_speech
 from laconic.models.embedder import (
@@ -26,23 +22,28 @@ from laconic.models.embedder import (
     fill_projections,
     read_modules,
 )
-from laconic.models.encoder_decoder import EncoderDecoder, SpeechWriter, find_cache_shape, read_generation
+from laconic.models.encoder_decoder import EncoderDecoder, SpeechWriter, find_cache_shape, read_generation, read_prompt
 from laconic.models.foreign_folder import refuse_foreign
 from laconic.models.image_processor import open_processor, read_preprocess
-from laconic.models.language_model import LanguageModel, check_causal
-from laconic.models.loaded_model import Loaded
-from laconic.models.masked_language_model import MaskedLanguageModel, check_masked
+from laconic.models.language_model import LanguageModel, MaskedLanguageModel, check_causal, check_masked
 from laconic.models.object_detector import ObjectDetector, check_sides, read_scoring
-from laconic.models.pretrained import ENCODER, class_config, from_pretrained, has_pooler, model_class, model_options
+from laconic.models.pretrained import (
+    ENCODER,
+    Loaded,
+    class_config,
+    from_pretrained,
+    has_pooler,
+    model_class,
+    model_options,
+)
 from laconic.models.processors import find_mask_id, read_tokenizer, resolve_task
 from laconic.models.source_json import read_source_json
 from laconic.models.special_tokens import read_chat_template, read_end_token
 from laconic.models.speech import SpeechModel
 from laconic.models.task_inference import check_head, infer_task, match_architecture, pretrained_tasks
-from laconic.models.token_heads import QuestionAnswerer, TokenClassifier
-from laconic.models.towers import ImageEmbedder, ImageTower, TextTower, has_towers, ignores_padding
+from laconic.models.towers import ImageEmbedder, ImageTower, TextTower, ignores_padding
 from laconic.models.transformers_logging import quiet
-from laconic.models.whisper_prompt import read_prompt
+from laconic.models.wrappers import MASKED, SPEECH, WRAPPERS, read_auto_class, wrap
 from laconic.tasks.decoder_tensors import PROBABILITIES
 from laconic.tasks.generation_settings import Prompt
 from laconic.tasks.preprocessing import Activation, Preprocessing
@@ -310,81 +311,3 @@ def read_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
     """The names of the classes in a config, by number."""
     labels = config.get("id2label") or {}
     return tuple(str(labels[key]) for key in sorted(labels, key=int))
-
-
-MASKED = "AutoModelForMaskedLM"
-"""The Auto class of masked language models."""
-SPEECH = "AutoModelForCTC"
-"""The Auto class of models that write what is said."""
-
-
-class TextClassifier(nn.Module):
-    """input_ids, attention_mask and, for models of pairs, token_type_ids, [batch, seq] int64, to [batch, classes]."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
-        types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
-        logits: Tensor = self.model(input_ids=input_ids, attention_mask=attention_mask, **types).logits
-        return logits
-
-
-class ImageClassifier(nn.Module):
-    """pixel_values, [batch, channels, height, width] float32, to [batch, classes]."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, pixel_values: Tensor) -> Tensor:
-        logits: Tensor = self.model(pixel_values=pixel_values).logits
-        return logits
-
-
-def wrap_encoder(model: Any, source: Mapping[str, Any]) -> nn.Module:
-    """The module around a bare encoder, or around one tower of two, by what it reads."""
-    if has_towers(model):
-        return TextTower(model) if "embedder" in source else ImageTower(model)
-    if "embedder" in source:
-        return TextEmbedder(model, EmbedderConfig.model_validate(source["embedder"]))
-    return ImageEmbedder(model)
-
-
-WRAPPERS: dict[str, Callable[[Any, Mapping[str, Any]], nn.Module]] = {
-    ENCODER: lambda model, source: wrap_encoder(model, source),
-    "AutoModelForSequenceClassification": lambda model, source: TextClassifier(model),
-    "AutoModelForImageClassification": lambda model, source: ImageClassifier(model),
-    "AutoModelForSemanticSegmentation": lambda model, source: ImageClassifier(model),
-    "AutoModelForAudioClassification": lambda model, source: SpeechModel(model),
-    SPEECH: lambda model, source: SpeechModel(model),
-    "AutoModelForObjectDetection": lambda model, source: ObjectDetector(model),
-    "AutoModelForTokenClassification": lambda model, source: TokenClassifier(model),
-    "AutoModelForQuestionAnswering": lambda model, source: QuestionAnswerer(model),
-    MASKED: lambda model, source: MaskedLanguageModel(model, int(source["mask_id"])),
-    "AutoModelForCausalLM": lambda model, source: LanguageModel(model),
-    "AutoModelForSeq2SeqLM": lambda model, source: EncoderDecoder(model),
-    "AutoModelForSpeechSeq2Seq": lambda model, source: SpeechWriter(model),
-}
-"""By Auto class, the module around its model. source: how to build the module, as `describe_source` gives it."""
-
-
-def read_auto_class(source: Mapping[str, Any]) -> str:
-    """The Auto class of a source, which may come from a file. Raises SourceError unless its task is registered: the
-    address of a class would import whatever the file names."""
-    if source["task"] not in registry.TASKS:
-        raise SourceError(
-            f"the model is for task {source['task']!r}, which is not registered. "
-            f"{registry.did_you_mean(str(source['task']), registry.TASKS)}"
-        )
-    return str(resolve_task(source["task"]).auto_class)
-
-
-def wrap(model: Any, source: Mapping[str, Any]) -> nn.Module:
-    """The module around a model of transformers, which keeps no keys and values for a next call: there is none, and a
-    block that is called again would find its own."""
-    for config in (model.config, model.config.get_text_config()):
-        if getattr(config, "use_cache", False):
-            config.use_cache = False
-    return WRAPPERS[read_auto_class(source)](model, source)

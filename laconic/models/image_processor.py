@@ -12,7 +12,7 @@ from PIL import Image
 from laconic import registry
 from laconic.arrays import Array
 from laconic.errors import SourceError
-from laconic.models.image_processors.standard_processor import read_standard
+from laconic.models.image_rules import read_standard
 from laconic.models.source_json import read_source_json
 from laconic.tasks.image_preprocess import ImagePreprocess
 

@@ -2,8 +2,9 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
@@ -13,6 +14,10 @@ from torch import nn
 from laconic.errors import SourceError
 from laconic.models.source_json import read_source_json
 from laconic.models.transformers_logging import quiet
+
+if TYPE_CHECKING:
+    from laconic.tasks.task import Task
+
 
 ENCODER = "AutoModel"
 """The Auto class of a bare encoder, without a head."""
@@ -196,3 +201,16 @@ def weight_files(folder: Path) -> list[Path]:
             raise SourceError(f"{folder} lacks {', '.join(absent[:3])}, which {name} names. Copy the folder again")
         return [folder / shard for shard in shards]
     raise SourceError(f"{folder} has no model.safetensors. Copy the folder again, with its weights")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A module, its task, and how to build the same module again. output: the name of the module's output. size: bytes
+    of the weights in files. files: those that the weights came from."""
+
+    module: nn.Module
+    task: "Task"
+    output: str
+    source: dict[str, Any]
+    size: int
+    files: tuple[Path, ...]

@@ -8,8 +8,7 @@ from typing import Any
 from laconic.hashing import digest_own_code, hash_of
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.encoder_decoder import EncoderDecoder
-from laconic.models.torch_session import TorchSession
-from laconic.models.writing_session import WritingSession
+from laconic.models.torch_session import TorchSession, WritingSession
 from laconic.quantization.graph import Graph
 from laconic.runtimes.row_by_row_session import RowByRowSession
 from laconic.runtimes.runtime import Session, make_runtime
