@@ -34,7 +34,8 @@ from compress.quantize.ranges import minmax
 from export.candidates.engine_option import EngineOption
 from export.capture import graph_forms
 from laconic.errors import RuntimeFailure
-from laconic.models.checkpoint import Checkpoint, load_source
+from laconic.models.checkpoint import Checkpoint
+from laconic.models.source_loading import load_source
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import Plan
 from laconic.runtimes.onnxruntime import OnnxRuntime

@@ -21,9 +21,9 @@ from laconic.data.formats import load_arrays
 from laconic.errors import SourceError, UntrustedCode
 from laconic.hardware import cores
 from laconic.hashing import digest_file, environment_digest, hash_of
-from laconic.models.checkpoint import is_onnx, load_source
 from laconic.models.processors import plain_task
 from laconic.models.source import CheckpointSource, GraphSource, Source
+from laconic.models.source_loading import is_onnx, load_source
 from laconic.models.torch_session import TorchSession
 from laconic.quantization.graph import Graph
 from laconic.recipes.recipe import Origin, Recipe

@@ -22,7 +22,7 @@ from laconic.artifacts.tuning import tune
 from laconic.cache import Cache
 from laconic.errors import MissingPackage
 from laconic.metrics import cosine
-from laconic.models import huggingface
+from laconic.models import huggingface, wrappers
 from laconic.models.source_json import read_source_json
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
@@ -151,7 +151,7 @@ def test_the_peak_of_a_training_step_is_that_of_the_plan(techniques, tmp_path):
     expected = predict(model, training, 512, measure_rates(device)).peak
     before = torch.cuda.memory_allocated()
     objective = model.objective()
-    state = make_step_parts(huggingface.build(source), objective, training.components(), device).assemble()
+    state = make_step_parts(wrappers.build(source), objective, training.components(), device).assemble()
     batch = {name: tensor.to(device) for name, tensor in objective.make_example(8, 512).items()}
     torch.cuda.reset_peak_memory_stats()
     for _ in range(2):

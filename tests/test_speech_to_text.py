@@ -21,7 +21,7 @@ from laconic.cache import Cache
 from laconic.config import NamedSettings
 from laconic.data.reader import read
 from laconic.errors import CorruptArtifact, DataError, InputError, RecipeError, SourceError
-from laconic.models.checkpoint import load_source
+from laconic.models.source_loading import load_source
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
 from laconic.runtimes.encoder_decoder_session import open_model

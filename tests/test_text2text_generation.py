@@ -26,9 +26,9 @@ from laconic.cache import Cache
 from laconic.data.reader import read
 from laconic.errors import ArtifactError, CorruptArtifact, DataError, RuntimeFailure, SourceError, UsageError
 from laconic.hashing import seal, unseal
-from laconic.models.checkpoint import load_source
 from laconic.models.encoder_decoder import EncoderDecoder
 from laconic.models.source import CheckpointSource
+from laconic.models.source_loading import load_source
 from laconic.progress import Steps
 from laconic.quantization.plan import Plan, Smoothing
 from laconic.recipes.recipe import Recipe

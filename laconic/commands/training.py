@@ -132,7 +132,8 @@ def merge(
     itself as a source, too.
     """
     from laconic.models.adapter import is_adapter
-    from laconic.models.checkpoint import check_free, load_source
+    from laconic.models.checkpoint import check_free
+    from laconic.models.source_loading import load_source
 
     if not is_adapter(adapter):
         raise UsageError(f"{adapter} is no adapter: it has no adapter_config.json. Give the folder of one")

@@ -1,15 +1,12 @@
 """Models saved by transformers: config.json, weights, and a tokenizer or an image processor."""
 
 import inspect
-import json
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor, nn
 
 from laconic.errors import SourceError, UntrustedSource
@@ -33,8 +30,6 @@ from laconic.models.pretrained import (
     class_config,
     from_pretrained,
     has_pooler,
-    model_class,
-    model_options,
 )
 from laconic.models.processors import find_mask_id, read_tokenizer, resolve_task
 from laconic.models.source_json import read_source_json
@@ -42,8 +37,7 @@ from laconic.models.special_tokens import read_chat_template, read_end_token
 from laconic.models.speech import SpeechModel
 from laconic.models.task_inference import check_head, infer_task, match_architecture, pretrained_tasks
 from laconic.models.towers import ImageEmbedder, ImageTower, TextTower, ignores_padding
-from laconic.models.transformers_logging import quiet
-from laconic.models.wrappers import MASKED, SPEECH, WRAPPERS, read_auto_class, wrap
+from laconic.models.wrappers import MASKED, SPEECH, WRAPPERS, wrap
 from laconic.tasks.decoder_tensors import PROBABILITIES
 from laconic.tasks.generation_settings import Prompt
 from laconic.tasks.preprocessing import Activation, Preprocessing
@@ -243,30 +237,6 @@ def describe_source(folder: Path, config: Mapping[str, Any], task: str) -> dict[
         return source
     kept["auto_map"] = config["auto_map"]
     return source | {"code": {path.name: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))}}
-
-
-def build(source: Mapping[str, Any]) -> nn.Module:
-    """The module, with random weights.
-
-    It is built in full, not on the meta device, so that buffers which are not saved hold what they should.
-    """
-    auto_class = read_auto_class(source)
-    try:
-        pooler = bool(source.get("pooler"))
-        with quiet(), torch.random.fork_rng(devices=[]), tempfile.TemporaryDirectory() as folder:
-            for name, content in {**source.get("code", {}), "config.json": json.dumps(source["config"])}.items():
-                (Path(folder) / Path(name).name).write_text(content, encoding="utf-8")
-            trust = "code" in source  # whoever opens a checkpoint with code has been asked
-            config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust)
-            model = model_class(config, auto_class).from_config(
-                config,
-                dtype=torch.float32,
-                trust_remote_code=trust,
-                **model_options(config, auto_class, pooler=pooler),
-            )
-    except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
-        raise SourceError(f"transformers {transformers.__version__} cannot build this model: {error}") from error
-    return wrap(model, source)
 
 
 def max_positions(model: Any) -> int | None:

@@ -1,9 +1,16 @@
-"""Modules around the models of transformers, by the Auto class that builds the model: plain tensors in and out."""
+"""Modules around the models of transformers, by the Auto class that builds the model: plain tensors in and out.
 
+A module is built from its source, which a checkpoint holds, without its weights.
+"""
+
+import json
+import tempfile
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 
 from laconic import registry
@@ -12,10 +19,11 @@ from laconic.models.embedder import EmbedderConfig, TextEmbedder
 from laconic.models.encoder_decoder import EncoderDecoder, SpeechWriter
 from laconic.models.language_model import LanguageModel, MaskedLanguageModel
 from laconic.models.object_detector import ObjectDetector
-from laconic.models.pretrained import ENCODER
+from laconic.models.pretrained import ENCODER, model_class, model_options
 from laconic.models.processors import resolve_task
 from laconic.models.speech import SpeechModel
 from laconic.models.towers import ImageEmbedder, ImageTower, TextTower, has_towers
+from laconic.models.transformers_logging import quiet
 
 MASKED = "AutoModelForMaskedLM"
 """The Auto class of masked language models."""
@@ -119,3 +127,27 @@ def wrap(model: Any, source: Mapping[str, Any]) -> nn.Module:
         if getattr(config, "use_cache", False):
             config.use_cache = False
     return WRAPPERS[read_auto_class(source)](model, source)
+
+
+def build(source: Mapping[str, Any]) -> nn.Module:
+    """Build the module of a source, with random weights.
+
+    It is built in full, not on the meta device, so that buffers which are not saved hold what they should.
+    """
+    auto_class = read_auto_class(source)
+    try:
+        pooler = bool(source.get("pooler"))
+        with quiet(), torch.random.fork_rng(devices=[]), tempfile.TemporaryDirectory() as folder:
+            for name, content in {**source.get("code", {}), "config.json": json.dumps(source["config"])}.items():
+                (Path(folder) / Path(name).name).write_text(content, encoding="utf-8")
+            trust = "code" in source  # whoever opens a checkpoint with code has been asked
+            config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust)
+            model = model_class(config, auto_class).from_config(
+                config,
+                dtype=torch.float32,
+                trust_remote_code=trust,
+                **model_options(config, auto_class, pooler=pooler),
+            )
+    except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
+        raise SourceError(f"transformers {transformers.__version__} cannot build this model: {error}") from error
+    return wrap(model, source)
