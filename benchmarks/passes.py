@@ -40,7 +40,7 @@ from laconic.quantization.graph import Graph
 from laconic.quantization.plan import Plan
 from laconic.runtimes.onnxruntime import OnnxRuntime
 from laconic.runtimes.runtime import make_runtime
-from laconic.timing.interleave import interleave, make_timings
+from laconic.timing.benchmark import interleave, make_timings
 
 ALL = "all passes"
 LENGTH = 128

@@ -15,8 +15,7 @@ from export.capture.source_divergence import find_source_divergence
 from laconic.arrays import Arrays
 from laconic.artifacts.manifest import GRAPH, GRAPH_JSON, read_manifest
 from laconic.cache import Cache
-from laconic.data.batches import batches
-from laconic.data.dataset import Dataset
+from laconic.data.dataset import Dataset, batches
 from laconic.data.formats import load_arrays
 from laconic.errors import SourceError, UntrustedCode
 from laconic.hardware import cores
@@ -27,7 +26,7 @@ from laconic.models.source_loading import is_onnx, load_source
 from laconic.models.torch_session import TorchSession
 from laconic.quantization.graph import Graph
 from laconic.recipes.recipe import Origin, Recipe
-from laconic.runtimes.external_data import find_external_files
+from laconic.runtimes.onnx_file import find_external_files
 from laconic.runtimes.onnxruntime import OnnxRuntime
 from laconic.runtimes.predict import ROWS
 from laconic.runtimes.runtime import Session

@@ -17,7 +17,7 @@ from compress.pipeline import compress
 from export.candidates.audit import audit
 from export.candidates.engine_option import EngineOption
 from export.candidates.reference import open_reference
-from laconic.artifacts.golden_agreement import GOLDEN_FLOOR
+from laconic.artifacts.golden import GOLDEN_FLOOR
 from laconic.artifacts.tuning import tune
 from laconic.cache import Cache
 from laconic.errors import MissingPackage

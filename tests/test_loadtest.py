@@ -14,9 +14,8 @@ import pytest
 from artifacts import write_artifact
 from served import Running, running, write_sequences
 
-from laconic.loadtest.load_point import LoadPoint
 from laconic.loadtest.saturation_chart import draw_saturation
-from laconic.loadtest.traffic import OK, Load, Sample
+from laconic.loadtest.traffic import OK, Load, LoadPoint, Sample
 
 pytestmark = pytest.mark.usefixtures("own_tasks")
 

@@ -21,8 +21,7 @@ from laconic.models.processors import plain_task
 from laconic.models.signature import probe, probe_sizes
 from laconic.quantization.graph import Graph
 from laconic.runtimes.onnxruntime import OnnxRuntime
-from laconic.runtimes.row_by_row_session import RowByRowSession
-from laconic.runtimes.runtime import Session
+from laconic.runtimes.runtime import RowByRowSession, Session
 from laconic.tasks.task import Task
 from laconic.tensor import BATCH, DTYPES, TensorSpec, sample_inputs
 

@@ -26,8 +26,7 @@ from laconic.artifacts.artifact_files import (
     open_plain,
     read_report,
 )
-from laconic.artifacts.golden import GoldenPair, read_golden
-from laconic.artifacts.golden_agreement import find_golden_floor, measure_golden_agreement
+from laconic.artifacts.golden import GoldenPair, find_golden_floor, measure_golden_agreement, read_golden
 from laconic.artifacts.manifest import (
     MANIFEST,
     MEASURED,

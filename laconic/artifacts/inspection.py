@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from laconic.artifacts.artifact import Artifact, is_installed
 from laconic.artifacts.artifact_files import check_digest, check_unlisted
-from laconic.artifacts.golden_agreement import find_golden_floor
+from laconic.artifacts.golden import find_golden_floor
 from laconic.artifacts.ledger import JSON, StageEntry, make_ledger
 from laconic.artifacts.manifest import (
     MANIFEST,

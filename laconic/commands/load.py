@@ -15,8 +15,7 @@ import numpy as np
 from laconic.commands.http_session import HEADER_LENGTH, write_request
 from laconic.errors import DataError, UsageError
 from laconic.loadtest.http_client import ConnectionFailed, HttpClient
-from laconic.loadtest.load_point import LoadPoint
-from laconic.loadtest.traffic import Load
+from laconic.loadtest.traffic import Load, LoadPoint
 from laconic.tensor import TensorSpec
 from serve.protocol.infer_request import DTYPES
 

@@ -18,7 +18,7 @@ from laconic.artifacts.verdict import Comparison, Verdict
 from laconic.commands.console import OUT, make_table
 from laconic.commands.doctor import Finding
 from laconic.hardware import this_machine
-from laconic.loadtest.load_point import LoadPoint
+from laconic.loadtest.traffic import LoadPoint
 from laconic.runtimes.product import KINDS, describe_shares
 from laconic.timing.measurements import Timing, TrialRecord
 from laconic.units import format_bytes, format_count, format_percent

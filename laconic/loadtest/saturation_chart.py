@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from html import escape
 
-from laconic.loadtest.load_point import LoadPoint
+from laconic.loadtest.traffic import LoadPoint
 
 WIDTH, HEIGHT, LEFT, BOTTOM, MARGIN = 720, 420, 70, 60, 20
 SERIES = {"p50": "#0a7c78", "p99": "#b3541e"}

@@ -10,8 +10,7 @@ from laconic.models.checkpoint import Checkpoint
 from laconic.models.encoder_decoder import EncoderDecoder
 from laconic.models.torch_session import TorchSession, WritingSession
 from laconic.quantization.graph import Graph
-from laconic.runtimes.row_by_row_session import RowByRowSession
-from laconic.runtimes.runtime import Session, make_runtime
+from laconic.runtimes.runtime import RowByRowSession, Session, make_runtime
 from laconic.tasks.task import Task
 
 

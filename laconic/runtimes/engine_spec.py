@@ -12,8 +12,14 @@ from laconic.arrays import Array
 from laconic.errors import RuntimeFailure, UsageError
 from laconic.hashing import digest_file, hash_of
 from laconic.registry import did_you_mean
-from laconic.runtimes.external_data import find_external_files
-from laconic.runtimes.onnx_file import GraphInput, Weight, read_inputs, read_properties, read_weights
+from laconic.runtimes.onnx_file import (
+    GraphInput,
+    Weight,
+    find_external_files,
+    read_inputs,
+    read_properties,
+    read_weights,
+)
 from laconic.tensor import BATCH
 
 Shape = tuple[int, ...]

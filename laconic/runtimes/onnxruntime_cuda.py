@@ -16,11 +16,10 @@ import onnxruntime as ort
 
 from laconic.arrays import Array, Arrays
 from laconic.errors import LaconicError, MissingPackage, RuntimeFailure
-from laconic.runtimes.cuda_device import CudaStream, find_gpu
+from laconic.runtimes.cuda_device import CudaStream, PinnedBuffers, Shape, find_gpu
 from laconic.runtimes.device_policy import ReplayCache
 from laconic.runtimes.onnx_file import Node, read_nodes
 from laconic.runtimes.onnxruntime import NODE_SUFFIX, OrtSession
-from laconic.runtimes.pinned_buffers import PinnedBuffers, Shape
 from laconic.runtimes.runtime import Compute, Kernel, Runtime
 
 log = logging.getLogger("laconic.onnxruntime")

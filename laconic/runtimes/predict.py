@@ -5,8 +5,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from laconic.arrays import Array, Arrays, stack_padded
-from laconic.data.batches import batches
-from laconic.data.dataset import Dataset
+from laconic.data.dataset import Dataset, batches
 from laconic.progress import Step
 from laconic.runtimes.runtime import Session
 from laconic.tasks.processing import Processing

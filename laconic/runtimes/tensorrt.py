@@ -16,13 +16,12 @@ import tensorrt as trt
 from laconic.arrays import Array, Arrays
 from laconic.cache import Cache
 from laconic.errors import LaconicError, RuntimeFailure, UsageError
-from laconic.runtimes.cuda_device import CudaGraph, CudaStream, DeviceMemory, Gpu, find_gpu
+from laconic.runtimes.cuda_device import UNBOUNDED, CudaGraph, CudaStream, DeviceMemory, Gpu, PinnedBuffers, find_gpu
 from laconic.runtimes.device_policy import ReplayCache
 from laconic.runtimes.engine_inspector import parse_kernels
 from laconic.runtimes.engine_messages import explain_builder
 from laconic.runtimes.engine_spec import Bounds, EngineSpec, Shape, describe_model
 from laconic.runtimes.engine_store import ENGINE, EngineStore
-from laconic.runtimes.pinned_buffers import UNBOUNDED, PinnedBuffers
 from laconic.runtimes.runtime import Compute, Kernel, Runtime, Session
 from laconic.runtimes.tensorrt_builder import LoadedEngine, build_engine, deserialize
 
