@@ -37,7 +37,7 @@ def quiet_imports() -> None:
 
 
 def is_worth_reading(record: logging.LogRecord) -> bool:
-    """Whether a record of one of these loggers is anything but the noise above."""
+    """Return whether a record of one of these loggers is anything but the noise above."""
     return not str(record.msg).startswith(NOISE[record.name])
 
 

@@ -72,7 +72,7 @@ ARITHMETIC_VARIABLES = (
 
 
 def hash_of(*parts: Any) -> str:
-    """Hex digest (SHA-256, first 32 digits) of JSON-ready values; the same values give the same digest."""
+    """Return the hex digest (SHA-256, first 32 digits) of JSON-ready values; the same values give the same digest."""
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

@@ -30,7 +30,7 @@ class Scorer:
 
 
 def cosine(reference: Array, candidate: Array) -> Array:
-    """Cosine similarity of each sample's output with its reference, all axes after the first flattened.
+    """Return the cosine similarity of each sample's output with its reference, all axes after the first flattened.
 
     reference, candidate: [samples, ...]. Returns [samples] float64. Two zero vectors give 1, a single one gives 0.
     """
@@ -42,7 +42,7 @@ def cosine(reference: Array, candidate: Array) -> Array:
 
 
 def overlap(reference: Array, candidate: Array) -> Array:
-    """The probability mass that two classifiers agree on: 1 - total variation distance, per sample.
+    """Return the probability mass that two classifiers agree on: 1 - total variation distance, per sample.
 
     reference, candidate: logits [samples, classes]. Returns [samples] in 0..1.
     """
@@ -63,10 +63,9 @@ def measure_closeness(reference: Array, candidate: Array) -> Array:
 
 
 def explain_variance(reference: Array, candidate: Array) -> Array:
-    """The share of each column's variance that is explained, the coefficient of determination: 1 for equal columns, 0
-    for the mean of the reference. reference, candidate: [samples, columns]. Returns one share for each column of the
-    reference that varies, float64.
-    """
+    """Return the share of each column's variance that is explained, the coefficient of determination: 1 for equal
+    columns, 0 for the mean of the reference. reference, candidate: [samples, columns]. Returns one share for each
+    column of the reference that varies, float64."""
     a, b = reference.astype(np.float64), candidate.astype(np.float64)
     total = np.square(a - a.mean(axis=0)).sum(axis=0)
     varies = total > ROUNDING * np.square(a).sum(axis=0)
@@ -74,14 +73,14 @@ def explain_variance(reference: Array, candidate: Array) -> Array:
 
 
 def ranks(values: Array) -> Array:
-    """Ranks from 0, ties sharing their average rank."""
+    """Return ranks from 0, ties sharing their average rank."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
     return np.asarray(((ends - counts) + (ends - 1))[inverse] / 2.0)
 
 
 def spearman(a: Array, b: Array) -> float:
-    """Spearman's rank correlation of two vectors; if either is constant, 1 where they are equal, else 0."""
+    """Return Spearman's rank correlation of two vectors; if either is constant, 1 where they are equal, else 0."""
     x, y = ranks(a), ranks(b)
     x, y = x - x.mean(), y - y.mean()
     norm = float(np.sqrt((x @ x) * (y @ y)))
@@ -89,7 +88,7 @@ def spearman(a: Array, b: Array) -> float:
 
 
 def cosine_matrix(embeddings: Array) -> Array:
-    """Cosine similarities of all pairs. embeddings: [samples, width]. Returns [samples, samples] float64."""
+    """Return the cosine similarities of all pairs. embeddings: [samples, width]. Returns [samples, samples] float64."""
     unit = embeddings.astype(np.float64)
     unit = unit / np.maximum(np.linalg.norm(unit, axis=1, keepdims=True), 1e-12)
     return np.asarray(unit @ unit.T)
@@ -140,7 +139,7 @@ def make_r2_scorer(found: Array, wanted: Array) -> Scorer:
 
 
 def count_edits(found: Sequence[str], wanted: Sequence[str]) -> int:
-    """The fewest words to replace, to add and to leave out that make one text of another (Levenshtein, 1966)."""
+    """Count the fewest words to replace, to add and to leave out that make one text of another (Levenshtein, 1966)."""
     costs = list(range(len(wanted) + 1))
     for row, word in enumerate(found, 1):
         above, costs[0] = costs[0], row

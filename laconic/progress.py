@@ -83,7 +83,7 @@ class Steps:
 
     @contextmanager
     def _display(self) -> Iterator[Progress]:
-        """The bars of the running steps; a terminal can show one display at a time."""
+        """Show the bars of the running steps; a terminal can show one display at a time."""
         if self._bar is not None:
             yield self._bar
             return

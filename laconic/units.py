@@ -86,7 +86,7 @@ def format_binary_bytes(size: float) -> str:
 
 
 def choose_unit(size: int) -> tuple[str, int]:
-    """The binary unit for a table or an axis whose largest value is `size` bytes, and its bytes."""
+    """Choose the binary unit for a table or an axis whose largest value is `size` bytes, and its bytes."""
     return next((pair for pair in BINARY_UNITS if size >= 0.5 * pair[1]), ("B", 1))
 
 

@@ -138,7 +138,8 @@ class Artifact:
         return self.path / MODEL
 
     def model_for(self, runtime: str) -> Path:
-        """The path of the graph that is placed for an engine; without one, of the preferred placement's graph."""
+        """Return the path of the graph that is placed for an engine; without one, of the preferred placement's
+        graph."""
         own = next((each for each in self.manifest.placements if each.runtime == runtime), None)
         return self.path / own.model if own else self.model
 
@@ -243,7 +244,8 @@ class Artifact:
         return measure_golden_agreement(self.task(), self.golden(placement), session.run)
 
     def _race(self, installed: dict[str, Placement], threads: int, *, again: bool) -> dict[str, float]:
-        """The speed of each placement on this machine, relative to the first; from the cache if it was measured."""
+        """Return the speed of each placement on this machine, relative to the first; from the cache if it was
+        measured."""
         key = hash_of(
             "placements",
             self.manifest.model_dump(mode="json"),
@@ -272,7 +274,7 @@ class Artifact:
 
 
 def is_installed(runtime: str) -> bool:
-    """Whether the package of an engine can be imported."""
+    """Return whether the package of an engine can be imported."""
     try:
         make_runtime(runtime)
     except MissingPackage:
@@ -281,7 +283,7 @@ def is_installed(runtime: str) -> bool:
 
 
 def find_remedy(engines: Sequence[str]) -> str:
-    """What to try where none of these engines is installed."""
+    """Return what to try where none of these engines is installed."""
     on_cpu = set(engines) <= set(registry.TARGETS["cpu"])
     return "pip install 'laconic[cpu]'" if on_cpu else "laconic doctor; or --runtime onnxruntime, on the CPU"
 

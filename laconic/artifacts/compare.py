@@ -48,7 +48,7 @@ def check_same_task(first: Artifact, second: Artifact) -> None:
 
 
 def summarize(artifact: Artifact) -> dict[str, Any]:
-    """Figures of one artifact, JSON-ready.
+    """Summarize one artifact in figures, JSON-ready.
 
     latency: seconds for one sample; throughput: rows per second at the knee; speedup: of one sample, over the original;
     all as measured when the artifact was made.
@@ -78,12 +78,12 @@ def summarize(artifact: Artifact) -> dict[str, Any]:
 
 
 def find_own_timing(timings: tuple[Timing, ...], batch: int) -> Timing | None:
-    """The artifact's own timing at a batch size."""
+    """Find the artifact's own timing at a batch size."""
     return next((time for time in timings if time.engine != ORIGINAL and time.batch == batch), None)
 
 
 def list_differences(first: Artifact, second: Artifact) -> Iterator[dict[str, Any]]:
-    """The settings that differ: name, and the value of each artifact.
+    """List the settings that differ: name, and the value of each artifact.
 
     A stage that only one of them went through is one row, with its settings in the recipe.
     """
@@ -95,7 +95,7 @@ def list_differences(first: Artifact, second: Artifact) -> Iterator[dict[str, An
 
 
 def index_history(artifact: Artifact) -> dict[HistoryKey, Record]:
-    """The records of the history by stage."""
+    """Index the records of the history by stage."""
     seen: Counter[str] = Counter()
     found = {}
     for record in artifact.manifest.history:
@@ -105,7 +105,7 @@ def index_history(artifact: Artifact) -> dict[HistoryKey, Record]:
 
 
 def flatten_settings(artifact: Artifact, shared: Collection[HistoryKey]) -> dict[str, Any]:
-    """All settings of an artifact by name. shared: the stages whose settings are listed one by one."""
+    """Return all settings of an artifact by name. shared: the stages whose settings are listed one by one."""
     manifest = artifact.manifest
     found: dict[str, Any] = {
         "source": manifest.source.get("kind"),
@@ -129,7 +129,7 @@ def flatten_settings(artifact: Artifact, shared: Collection[HistoryKey]) -> dict
 
 
 def find_recipe_config(recipe: Mapping[str, Any], step: HistoryKey) -> dict[str, Any]:
-    """The settings of a stage in a recipe; empty for defaults, or for a stage of an earlier run."""
+    """Find the settings of a stage in a recipe; empty for defaults, or for a stage of an earlier run."""
     stages = recipe.get("stages")
     listed = [each for each in stages if isinstance(each, Mapping)] if isinstance(stages, list) else []
     named = [each.get("config") for each in listed if each.get("name") == step[0]]
@@ -138,7 +138,8 @@ def find_recipe_config(recipe: Mapping[str, Any], step: HistoryKey) -> dict[str,
 
 
 def measure_agreement(first: Artifact, second: Artifact, data: Path, runtime: str | None) -> dict[str, Any]:
-    """Fidelity of the second artifact's outputs to the first's, and each one's metric where the samples have labels.
+    """Measure the fidelity of the second artifact's outputs to the first's, and each one's metric where the samples
+    have labels.
 
     Raises UsageError for outputs of different shapes.
     """
@@ -170,7 +171,7 @@ def measure_agreement(first: Artifact, second: Artifact, data: Path, runtime: st
 
 
 def make_rows(found: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Rows of the comparison for people: name, and a formatted value of each artifact."""
+    """Make rows of the comparison for people: name, and a formatted value of each artifact."""
     sides = (found["a"], found["b"])
 
     def row(name: str, key: str, write: Callable[[Any], str]) -> tuple[str, str, str]:

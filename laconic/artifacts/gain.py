@@ -21,7 +21,8 @@ class GainRow:
 
 
 def list_gains(manifest: Manifest, measured: Measurements, metric: str) -> Iterator[GainRow]:
-    """Rows for size, latency, throughput, fidelity and metric. metric: the name of the task's metric against labels."""
+    """List rows for size, latency, throughput, fidelity and metric. metric: the name of the task's metric against
+    labels."""
     before, after = measured.original_size, manifest.served_size
     yield GainRow("size", format_bytes(before), format_bytes(after), compare_sizes(before, after))
     for batch in dict.fromkeys((1, measured.knee)):
@@ -43,7 +44,7 @@ def list_gains(manifest: Manifest, measured: Measurements, metric: str) -> Itera
 
 
 def list_fidelity(comparison: Comparison, metric: str, kind: str) -> Iterator[GainRow]:
-    """Rows for fidelity and metric, with 95 % intervals. kind: of the samples, "unseen" or "made-up"."""
+    """List rows for fidelity and metric, with 95 % intervals. kind: of the samples, "unseen" or "made-up"."""
     figures, intervals = comparison.figures, comparison.intervals
     if "fidelity" in figures:
         low, high = intervals.get("fidelity", (figures["fidelity"], figures["fidelity"]))
@@ -65,7 +66,7 @@ KIND_FIGURES = {"fidelity_p5": "5th percentile", "fidelity_worst": "worst"}
 
 
 def format_kind(comparison: Comparison) -> GainRow:
-    """The row of one kind of samples."""
+    """Format the row of one kind of samples."""
     figures = comparison.figures
     found = [f"{label} {format_fidelity(figures[key])}" for key, label in KIND_FIGURES.items() if key in figures]
     return GainRow(
@@ -77,7 +78,7 @@ def format_kind(comparison: Comparison) -> GainRow:
 
 
 def find_timings(timings: Iterable[Timing], batch: int) -> tuple[Timing, Timing] | None:
-    """The original's and the artifact's timing at a batch size; None unless there are exactly these two."""
+    """Find the original's and the artifact's timing at a batch size; None unless there are exactly these two."""
     found = sorted((time for time in timings if time.batch == batch), key=lambda time: time.engine != ORIGINAL)
     return (found[0], found[1]) if len(found) == 2 else None
 

@@ -81,8 +81,8 @@ GOLDEN_AGREEMENT = "golden_agreement"
 
 
 def find_golden_floor(verdict: Verdict | None) -> float:
-    """The least agreement of each golden output of a placement: two engines may differ from each other by twice as much
-    as the one that made them differed from the graph run node by node."""
+    """Find the least agreement of each golden output of a placement: two engines may differ from each other by twice as
+    much as the one that made them differed from the graph run node by node."""
     engine = verdict.find_check("engine") if verdict else None
     agreement = engine.figures.get(GOLDEN_AGREEMENT, 0.0) if engine else 0.0
     return min(max(1 - 2 * (1 - agreement), GOLDEN_FLOOR), GOLDEN_CEILING)
@@ -105,7 +105,7 @@ def measure_golden_agreement(
 
 
 def measure_agreement(pairs: Sequence[tuple[Array, Array]]) -> float:
-    """The agreement of one output over several batches, each with its golden array and the array to compare."""
+    """Measure the agreement of one output over several batches, each with its golden array and the array to compare."""
     if any(golden.shape != found.shape for golden, found in pairs):
         return 0.0
     finite = [make_finite({"": golden}, {"": found}) for golden, found in pairs]

@@ -30,7 +30,7 @@ class StageEntry:
     seconds: float | None = None
 
     def plain(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """Return the entry, JSON-ready."""
         return {
             "stage": self.stage,
             "config": dict(self.config),
@@ -41,7 +41,7 @@ class StageEntry:
 
 
 def make_ledger(source: Mapping[str, Any], history: Sequence[Record], seconds: Mapping[str, float]) -> list[StageEntry]:
-    """The source model and each stage of the run; empty where no figures were recorded.
+    """Make the entries of the source model and of each stage of the run; empty where no figures were recorded.
 
     source: as in the manifest, with its figures and the number of records that it came with. seconds: by the key of the
     record.
@@ -58,7 +58,7 @@ def make_ledger(source: Mapping[str, Any], history: Sequence[Record], seconds: M
 
 
 def remaining_shares(start: Mapping[str, float], figures: Mapping[str, float]) -> dict[str, float]:
-    """The remaining share of each size."""
+    """Return the remaining share of each size."""
     return {name: figures[name] / start[name] for name in SIZES if name in figures and start.get(name)}
 
 

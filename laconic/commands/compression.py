@@ -93,7 +93,7 @@ def compress(
 
 
 def parse_search(budget: str | None, executor: str) -> float | None:
-    """The seconds of a search; None where none was requested. Raises UsageError."""
+    """Parse the budget of a search to seconds; None where none was requested. Raises UsageError."""
     from laconic.units import parse_budget
 
     if budget is None and executor != "local":
@@ -229,5 +229,5 @@ def finish_checkpoint(result: "CompressedCheckpoint", as_json: bool) -> None:
 
 
 def list_missed(missed: Sequence[str]) -> str:
-    """One missed part of a goal as the end of a sentence, several as lines of a list."""
+    """Write one missed part of a goal as the end of a sentence, several as lines of a list."""
     return f"{missed[0]}." if len(missed) == 1 else "".join(f"\n  - {each}" for each in missed) + "\n"

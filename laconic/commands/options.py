@@ -30,7 +30,7 @@ RuntimeName = Annotated[str | None, typer.Option("--runtime", help="Engine; defa
 
 
 def parse_columns(given: list[str]) -> dict[str, str]:
-    """The names of columns in the files, by the task's. given: as text=sentence. Raises UsageError."""
+    """Parse columns, as text=sentence: the names in the files, by the task's. Raises UsageError."""
     pairs = [each.partition("=") for each in given]
     for each, (name, _, other) in zip(given, pairs, strict=True):
         if not name or not other:

@@ -57,7 +57,7 @@ def print_plan(plan: "MemoryPlan", *, everything: bool = False) -> None:
 
 
 def make_combination_table(plan: "MemoryPlan", title: str, rows: list["PlanRow"]) -> Table:
-    """The peak memory and the time of each row."""
+    """Make the table of the peak memory and the time of each row."""
     # The times of another device than the one whose memory is planned are named so in the table itself.
     time = "time" if plan.has_device_times else "CPU time"
     table = make_table(title, "", "device", "less", "host", "all", time, *COLUMNS, right=range(1, 11))
@@ -83,17 +83,17 @@ def make_combination_table(plan: "MemoryPlan", title: str, rows: list["PlanRow"]
 
 
 def format_size(size: float) -> str:
-    """A size in at most five characters."""
+    """Format a size in at most five characters."""
     return f"{size:.1f}" if size < 99.95 else f"{size:.0f}"
 
 
 def format_factor(factor: float) -> str:
-    """How many times less, in at most five characters."""
+    """Format how many times less it is, in at most five characters."""
     return f"{factor:.1f}x" if factor < 99.95 else f"{factor:.0f}x"
 
 
 def make_phase_table(plan: "MemoryPlan", row: "PlanRow") -> Table:
-    """The peak of each phase of a step, by category."""
+    """Make the table of the peak of each phase of a step, by category."""
     unit, size = choose_unit(plan.plain.prediction.peak)
     table = make_table(f"The chosen one, by phase; {unit}", "phase", *COLUMNS, "all", right=range(1, 7))
     for phase in (each for each in PHASES if each in row.prediction.phases):

@@ -70,7 +70,7 @@ def describe_option(field: FieldInfo) -> str:
 
 
 def takes_bytes(field: FieldInfo) -> bool:
-    """Whether a setting is a size, which may have a unit."""
+    """Return whether a setting is a size, which may have a unit."""
     return any(isinstance(each, BeforeValidator) and each.func is parse_bytes for each in field.metadata)
 
 

@@ -106,7 +106,7 @@ def print_tuned(result: "FinetuneResult") -> None:
 
 
 def summarize_tuned(result: "FinetuneResult") -> dict[str, Any]:
-    """The result of fine-tuning, JSON-ready."""
+    """Return the result of fine-tuning, JSON-ready."""
     return {
         "checkpoint": str(result.folder),
         "task": result.checkpoint.task.name,

@@ -43,7 +43,7 @@ class Samples(Sequence[Any]):
         return self._sources
 
     def pick(self, indices: Iterable[int]) -> "Samples":
-        """The samples at these indices, in this order."""
+        """Return the samples at these indices, in this order."""
         return Samples([self._sources[index] for index in indices], self._parse)
 
 
@@ -94,7 +94,7 @@ class Dataset:
         return len(self.samples) // len(self.keys)
 
     def rows(self, rows: Sequence[int], name: str) -> "Dataset":
-        """The dataset of some rows, in the order given. Its fingerprint depends on these rows alone."""
+        """Return the dataset of some rows, in the order given. Its fingerprint depends on these rows alone."""
         indices = [row * self.per_row + offset for row in rows for offset in range(self.per_row)]
         labels = None if self.labels is None else [self.labels[index] for index in indices]
         keys, groups = (tuple(names[row] for row in rows) for names in (self.keys, self.copies))
@@ -124,7 +124,7 @@ class Dataset:
         return self.groups or self.keys
 
     def without(self, other: "Dataset") -> "Dataset":
-        """The rows that are no copies of any in `other`. Raises DataError where none is left."""
+        """Return the rows that are no copies of any in `other`. Raises DataError where none is left."""
         seen = set(other.copies)
         left = [row for row, group in enumerate(self.copies) if group not in seen]
         if not left:
@@ -132,7 +132,7 @@ class Dataset:
         return self if len(left) == len(self.keys) else self.rows(left, self.name)
 
     def take(self, count: int, seed: int = 0) -> "Dataset":
-        """A sample of at most `count` samples, one row of each group of copies, stratified by length.
+        """Return a sample of at most `count` samples, one row of each group of copies, stratified by length.
 
         The result does not depend on the order of the file.
         """
@@ -151,7 +151,7 @@ class Dataset:
 
 
 def shuffle_key(key: str, seed: int) -> str:
-    """The sort key of a shuffle that depends on the content and the seed alone."""
+    """Return the sort key of a shuffle that depends on the content and the seed alone."""
     return hashlib.sha256(f"{seed}:{key}".encode()).hexdigest()
 
 

@@ -34,7 +34,8 @@ SUFFIXES: dict[SampleKind, tuple[str, ...]] = {
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a text file with their numbers, without a byte order mark. Raises DataError unless it is UTF-8."""
+    """Read the lines of a text file with their numbers, without a byte order mark. Raises DataError unless it is
+    UTF-8."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             try:
@@ -46,7 +47,7 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def txt(path: Path, task: Task, also: Collection[str] = ()) -> Iterator[Row]:
-    """One text per line; empty lines are left out."""
+    """Read one text per line; empty lines are left out."""
     refuse_unless(task, "texts", path)
     for number, line in lines(path):
         if line.strip():
@@ -54,7 +55,7 @@ def txt(path: Path, task: Task, also: Collection[str] = ()) -> Iterator[Row]:
 
 
 def jsonl(path: Path, task: Task, also: Collection[str] = ()) -> Iterator[Row]:
-    """One JSON object per line; empty lines are left out."""
+    """Read one JSON object per line; empty lines are left out."""
     for number, line in lines(path):
         if not line.strip():
             continue
@@ -97,8 +98,8 @@ def split_fields(line: str, delimiter: str) -> list[str]:
 
 
 def csv(path: Path, task: Task, also: Collection[str] = ()) -> Iterator[Row]:
-    """Values between commas, semicolons, tabs or bars; the first line names the columns. The only column of a file may
-    have any name."""
+    """Read values between commas, semicolons, tabs or bars; the first line names the columns. The only column of a file
+    may have any name."""
     csv_module.field_size_limit(LONGEST_FIELD)
     delimiter = find_delimiter(path, task)
     reader = csv_module.reader((line for _, line in lines(path)), delimiter=delimiter, strict=True)
@@ -121,7 +122,7 @@ def csv(path: Path, task: Task, also: Collection[str] = ()) -> Iterator[Row]:
 
 
 def npz(path: Path, task: Task, also: Collection[str] = ()) -> Iterator[Row]:
-    """Arrays named as the model's inputs, and `label`; axis 0 is the samples."""
+    """Read arrays named as the model's inputs, and `label`; axis 0 is the samples."""
     refuse_unless(task, "arrays", path)
     arrays = load_arrays(path)
     labels = arrays.pop(LABEL, None)
@@ -147,7 +148,8 @@ def npz(path: Path, task: Task, also: Collection[str] = ()) -> Iterator[Row]:
 
 
 def load_arrays(path: Path) -> dict[str, Array]:
-    """Every array of a .npz file. Raises DataError; Python objects are refused, since unpickling them executes code."""
+    """Load every array of a .npz file. Raises DataError; Python objects are refused, since unpickling them executes
+    code."""
     try:
         # Opened here, because numpy leaves the files open that it cannot read.
         with path.open("rb") as raw:
@@ -193,7 +195,7 @@ def check_samples(path: Path, spec: TensorSpec, array: Array, sizes: dict[str, i
 
 
 def folder(path: Path, task: Task, also: Collection[str] = ()) -> Iterator[Row]:
-    """A folder of images or of recordings: one subfolder per class, or all in one folder without labels."""
+    """Read a folder of images or of recordings: one subfolder per class, or all in one folder without labels."""
     kind: SampleKind = "audio" if "audio" in task.accepts else "images"
     if kind not in task.accepts:
         raise DataError(
@@ -216,7 +218,7 @@ def folder(path: Path, task: Task, also: Collection[str] = ()) -> Iterator[Row]:
 
 
 def is_sample(path: Path, kind: SampleKind) -> bool:
-    """Whether a file's name says that it holds a sample of this kind."""
+    """Return whether a file's name says that it holds a sample of this kind."""
     return path.suffix.lower() in SUFFIXES[kind] and not path.name.startswith(".") and path.is_file()
 
 

@@ -43,7 +43,7 @@ def read(path: Path, task: Task, columns: Mapping[str, str] | None = None, *, sk
 
 
 def list_shards(path: Path) -> list[Path]:
-    """The files of a dataset in a folder, in the order of their names; the path itself where it is none.
+    """List the files of a dataset in a folder, in the order of their names; the path itself where it is none.
 
     Raises DataError for a folder with files of several formats.
     """
@@ -57,7 +57,7 @@ def list_shards(path: Path) -> list[Path]:
 
 
 def rename_columns(row: Row, columns: Mapping[str, str], path: Path) -> Row:
-    """The row with the task's names of columns. Raises DataError for a column that it lacks."""
+    """Return the row with the task's names of columns. Raises DataError for a column that it lacks."""
     values = dict(row.values)
     for name, given in columns.items():
         if given in values:
@@ -71,7 +71,7 @@ def rename_columns(row: Row, columns: Mapping[str, str], path: Path) -> Row:
 
 
 def read_rows(path: Path, task: Task, columns: Mapping[str, str] | None = None) -> Iterator[Row]:
-    """The rows of a file or a folder, unparsed. columns: those whose names in the file differ from the task's.
+    """Read the rows of a file or a folder, unparsed. columns: those whose names in the file differ from the task's.
 
     Raises DataError, MissingPackage.
     """

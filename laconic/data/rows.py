@@ -80,7 +80,7 @@ def parse_row(row: Row, task: Task, path: Path, *, sketched: bool = False) -> Pa
 
 
 def parse_kind(value: Any) -> str:
-    """The kind of a sample, a string or a number; "" where there is none. Raises InputError for anything else."""
+    """Parse the kind of a sample, a string or a number; "" where there is none. Raises InputError for anything else."""
     if value is None:
         return ""
     if not isinstance(value, (str, int, float)):
@@ -96,7 +96,7 @@ def check_finite(sample: Any, field: str) -> None:
 
 
 def digest_content(source: Any) -> bytes:
-    """SHA-256 of a sample's content: its text, the bytes of its file, or its arrays. 32 bytes."""
+    """Return the SHA-256 of a sample's content: its text, the bytes of its file, or its arrays. 32 bytes."""
     digest = hashlib.sha256()
     source = strip_target(source)
     if isinstance(source, Path):
@@ -117,7 +117,7 @@ def digest_content(source: Any) -> bytes:
 
 
 def sample_shape(sample: Any) -> Any:
-    """The shapes of a sample's arrays, which samples of one batch must share; empty for texts."""
+    """Return the shapes of a sample's arrays, which samples of one batch must share; empty for texts."""
     sample = strip_target(sample)
     if isinstance(sample, Mapping):
         return tuple((name, array.shape) for name, array in sorted(sample.items()))
@@ -144,15 +144,15 @@ def sketch_row(task: Processing, samples: Sequence[Any]) -> RowSketch:
 
 
 def list_parts(sample: Any) -> list[Any]:
-    """The texts and arrays of a sample."""
+    """List the texts and arrays of a sample."""
     if isinstance(sample, Mapping):
         return [sample[name] for name in sorted(sample)]
     return [str(part) for part in sample] if isinstance(sample, (tuple, list)) else [sample]
 
 
 def reduce_array(array: Array) -> Array:
-    """The numbers that stand for an array: the means of cells of its last two axes; of one axis the means and the
-    magnitudes of blocks. Returns [numbers] float32."""
+    """Return the numbers that stand for an array: the means of cells of its last two axes; of one axis the means and
+    the magnitudes of blocks. Returns [numbers] float32."""
     if array.ndim < 2:
         blocks = np.array_split(array.ravel(), min(BLOCKS, max(array.size, 1)))
         means = [block.mean() for block in blocks]

@@ -132,5 +132,5 @@ class LoadPoint(BaseModel):
 
 
 def find_percentile(times: Sequence[float], percent: float) -> float:
-    """The smallest of the sorted values that so many percent are not larger than."""
+    """Find the smallest of the sorted values that so many percent are not larger than."""
     return times[max(0, -int(-len(times) * percent // 100) - 1)]

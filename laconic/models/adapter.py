@@ -73,7 +73,7 @@ class Adapter:
             weight.copy_(weight + value if name.endswith(".lora_A.weight") else value)
 
     def _product(self, path: str, layer: nn.Module | None) -> Tensor:
-        """What an adapter adds to the weight of its layer."""
+        """Return what an adapter adds to the weight of its layer."""
         down, up = self.weights[f"{path}.lora_A.weight"], self.weights.get(f"{path}.lora_B.weight")
         rank = down.shape[0]
         if up is None or up.shape[-1] != rank:
@@ -84,7 +84,7 @@ class Adapter:
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter."""
+    """Return whether a folder holds an adapter."""
     return (folder / CONFIG).is_file()
 
 

@@ -24,7 +24,7 @@ FEATURE_ERROR = 1e-4
 
 
 def read_speech(folder: Path, module: SpeechModel, labels: tuple[str, ...], *, writes: bool) -> Preprocessing:
-    """The preprocessing of a checkpoint that reads waveforms. writes: whether it writes what is said.
+    """Read the preprocessing of a checkpoint that reads waveforms. writes: whether it writes what is said.
 
     Raises SourceError where a part is missing, or transformers reads it in another way.
     """
@@ -39,7 +39,7 @@ def read_speech(folder: Path, module: SpeechModel, labels: tuple[str, ...], *, w
 
 
 def read_audio_preprocess(folder: Path, config: Any) -> tuple[AudioPreprocess, bool]:
-    """The preprocessing of a checkpoint, checked against transformers', and whether the model takes a mask.
+    """Read the preprocessing of a checkpoint, checked against transformers', and whether the model takes a mask.
 
     config: of the model.
     Raises SourceError for a folder without it, and for one that transformers reads in another way.
@@ -63,7 +63,8 @@ def read_audio_preprocess(folder: Path, config: Any) -> tuple[AudioPreprocess, b
 
 
 def open_feature_extractor(folder: Path) -> Any:
-    """The feature extractor of transformers. Raises SourceError for a folder without one, or of an unknown type."""
+    """Open the feature extractor of transformers. Raises SourceError for a folder without one, or of an unknown
+    type."""
     read_source_json(folder / SETTINGS)
     try:
         return transformers.AutoFeatureExtractor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -75,7 +76,7 @@ def open_feature_extractor(folder: Path) -> Any:
 
 
 def read_log_mel(folder: Path, config: Any) -> LogMelPreprocess:
-    """The preprocessing of a checkpoint, checked against transformers' and the model. config: of the model.
+    """Read the preprocessing of a checkpoint, checked against transformers' and the model. config: of the model.
 
     Raises SourceError for a folder without it, for one that transformers reads in another way, and for one that is not
     of this model.
@@ -107,8 +108,8 @@ def read_log_mel(folder: Path, config: Any) -> LogMelPreprocess:
 
 
 def measure_difference(own: Any, made: LogMelPreprocess, waveform: Any) -> float:
-    """The largest difference of a feature between a feature extractor of transformers and ours; infinite for inputs of
-    different shapes."""
+    """Measure the largest difference of a feature between a feature extractor of transformers and ours; infinite for
+    inputs of different shapes."""
     if not isinstance(own, transformers.WhisperFeatureExtractor):
         return float("inf")
     found = np.asarray(own(waveform, sampling_rate=made.sampling_rate, return_tensors="np")["input_features"][0])
@@ -117,15 +118,15 @@ def measure_difference(own: Any, made: LogMelPreprocess, waveform: Any) -> float
 
 
 def make_probes(rate: int) -> list[Any]:
-    """Recordings by which preprocessing is compared, [samples] float32: silence, and noise off zero."""
+    """Make recordings by which preprocessing is compared, [samples] float32: silence, and noise off zero."""
     rng = np.random.default_rng(0)
     noise = 0.1 * rng.standard_normal(rate // 2).astype(np.float32) + np.float32(0.05)
     return [np.zeros(rate // 4, np.float32), noise, 0.001 * noise[: rate // 3]]
 
 
 def measure_error(own: Any, made: AudioPreprocess, waveform: Any) -> float:
-    """The largest difference of a sample between a feature extractor of transformers and ours; infinite for inputs of
-    different shapes."""
+    """Measure the largest difference of a sample between a feature extractor of transformers and ours; infinite for
+    inputs of different shapes."""
     try:
         features = own(waveform, sampling_rate=made.sampling_rate, return_tensors="np")
         found = np.asarray(features["input_values"][0])
@@ -136,7 +137,8 @@ def measure_error(own: Any, made: AudioPreprocess, waveform: Any) -> float:
 
 
 def read_characters(folder: Path, size: int) -> CtcVocabulary:
-    """The vocabulary of a checkpoint that writes, checked against transformers' tokenizer. size: tokens of the model.
+    """Read the vocabulary of a checkpoint that writes, checked against transformers' tokenizer. size: tokens of the
+    model.
 
     Raises SourceError for a folder without it, and for one that transformers reads in another way.
     """

@@ -83,7 +83,7 @@ class Checkpoint:
         return cls(module, task, task.inputs, outputs, source, history, licence, weights, key, size)
 
     def after(self, record: Record, module: nn.Module) -> "Checkpoint":
-        """The checkpoint after a stage; outputs keep their names, and may have other shapes."""
+        """Return the checkpoint after a stage; outputs keep their names, and may have other shapes."""
         module = prepare(module)
         return Checkpoint.of(
             module,
@@ -159,7 +159,7 @@ class Checkpoint:
 
 
 def rebuild(source: Mapping[str, Any], history: tuple[Record, ...]) -> nn.Module:
-    """The module without its weights: built from the source, then each structural change replayed."""
+    """Return the module without its weights: built from the source, then each structural change replayed."""
     module = prepare(BUILD[source["kind"]](source))
     for record in history:
         stage = registry.resolve("stage", record.stage)
@@ -169,7 +169,7 @@ def rebuild(source: Mapping[str, Any], history: tuple[Record, ...]) -> nn.Module
 
 
 def rebuild_from_card(card: Card, folder: Path, *, trust: bool) -> nn.Module:
-    """The module of a saved checkpoint without its weights.
+    """Return the module of a saved checkpoint without its weights.
 
     trust: whether stages may be given by their address. Raises SourceError for a source or a change that does not fit.
     """

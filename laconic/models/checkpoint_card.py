@@ -74,5 +74,5 @@ def read_card(folder: Path, *, trust: bool) -> Card:
 
 
 def prepare(module: nn.Module) -> nn.Module:
-    """The same module in evaluation mode, float32, without gradients."""
+    """Return the same module in evaluation mode, float32, without gradients."""
     return module.eval().float().requires_grad_(False)

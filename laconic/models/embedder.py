@@ -152,7 +152,7 @@ def check_prompt(folder: Path) -> None:
 
 
 def read_pooling(path: Path) -> Pooling:
-    """The one pooling mode that a pooling config names. Raises SourceError for one that is not known here."""
+    """Read the one pooling mode that a pooling config names. Raises SourceError for one that is not known here."""
     content = read_source_json(path)
     modes = content.get("pooling_mode") or [
         key for key, on in content.items() if key.startswith("pooling_mode_") and on
@@ -164,7 +164,7 @@ def read_pooling(path: Path) -> Pooling:
 
 
 def read_projection(path: Path) -> Projection:
-    """A Dense module's config. Raises SourceError for an activation that is not known here."""
+    """Read a Dense module's config. Raises SourceError for an activation that is not known here."""
     content = read_source_json(path)
     activation = str(content.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
     if activation not in ACTIVATIONS:

@@ -52,8 +52,8 @@ class EncoderDecoder(nn.Module):
         self.model = model
 
     def logits(self, past_key_values: EncoderDecoderCache | None = None, **inputs: Tensor) -> Tensor:
-        """The logits of the token after each of the target's, [batch, target, vocabulary]. inputs: the source and
-        `decoder_input_ids`. past_key_values: of earlier tokens; without it nothing is kept for later ones."""
+        """Return the logits of the token after each of the target's, [batch, target, vocabulary]. inputs: the source
+        and `decoder_input_ids`. past_key_values: of earlier tokens; without it nothing is kept for later ones."""
         model: Any = self.model
         use_cache = past_key_values is not None
         found: Tensor = model(**inputs, past_key_values=past_key_values, use_cache=use_cache).logits
@@ -77,7 +77,7 @@ class EncoderDecoder(nn.Module):
 
     @staticmethod
     def describe(logits: Tensor, decoder_attention_mask: Tensor) -> dict[str, Tensor]:
-        """The outputs, by the logits of the token after each of the target's, [batch, target, vocabulary]."""
+        """Return the outputs, by the logits of the token after each of the target's, [batch, target, vocabulary]."""
         probabilities = logits.softmax(dim=-1)
         if probabilities.shape[-1] > GROUPS:
             spare = -probabilities.shape[-1] % GROUPS
@@ -88,8 +88,8 @@ class EncoderDecoder(nn.Module):
 
     @torch.inference_mode()
     def generate(self, source: Mapping[str, Tensor], generation: GenerationSettings) -> Tensor:
-        """The greedy answers of transformers, without the start token: [batch, tokens] int64, padded on the right.
-        source: what the encoder reads, by name."""
+        """Return the greedy answers of transformers, without the start token: [batch, tokens] int64, padded on the
+        right. source: what the encoder reads, by name."""
         model: Any = self.model
         given = select_settings(generation)
         with quiet():
@@ -120,8 +120,8 @@ class SpeechWriter(EncoderDecoder):
 
     @torch.inference_mode()
     def generate(self, source: Mapping[str, Tensor], generation: GenerationSettings) -> Tensor:
-        """The greedy answers of transformers, with language and forced tokens, without the start token: [batch, tokens]
-        int64, padded on the right."""
+        """Return the greedy answers of transformers, with language and forced tokens, without the start token: [batch,
+        tokens] int64, padded on the right."""
         model: Any = self.model
         encoded = model.get_encoder()(**source)
         written = torch.full((len(encoded[0]), 1), generation.decoder_start_token_id)
@@ -141,14 +141,14 @@ class SpeechWriter(EncoderDecoder):
 
 
 def select_settings(generation: GenerationSettings) -> dict[str, Any]:
-    """The settings that transformers is told to write greedily, but for the tokens before a text."""
+    """Return the settings that transformers is told to write greedily, but for the tokens before a text."""
     settings = generation.model_dump(mode="json", exclude={"num_beams", "do_sample", "languages", "forced_decoder_ids"})
     # An empty list means none; transformers takes some of them for a setting.
     return {name: value for name, value in settings.items() if value != []}
 
 
 def make_cache(past: Tensor) -> EncoderDecoderCache:
-    """The cache of transformers that holds these keys and values. past: as `EncoderDecoder` takes it."""
+    """Make the cache of transformers that holds these keys and values. past: as `EncoderDecoder` takes it."""
     cache = DynamicCache()
     for index in range(0, past.shape[1], 2):
         layer = DynamicLayer()
@@ -159,7 +159,7 @@ def make_cache(past: Tensor) -> EncoderDecoderCache:
 
 
 def find_cache_shape(model: Any, source: Mapping[str, Tensor], start: int, origin: Path) -> CacheShape:
-    """The shape of the cache of a decoder's self-attention, from one run. source: what the encoder reads, of one
+    """Find the shape of the cache of a decoder's self-attention, from one run. source: what the encoder reads, of one
     sample. start: a token.
 
     Raises SourceError for a model that keeps something else, or other shapes in its layers.
@@ -184,7 +184,7 @@ def find_cache_shape(model: Any, source: Mapping[str, Tensor], start: int, origi
 
 
 def read_generation(model: Any, pad_id: int, origin: Path, prompt: Prompt | None = None) -> GenerationSettings:
-    """The settings of generation of a model of transformers, from its generation_config.json and its config.json.
+    """Read the settings of generation of a model of transformers, from its generation_config.json and its config.json.
 
     prompt: of a model that begins with one, in the place of the setting forced_decoder_ids.
     Raises SourceError for settings that would change greedy answers, and that are not implemented.
@@ -229,7 +229,7 @@ def read_generation(model: Any, pad_id: int, origin: Path, prompt: Prompt | None
 
 
 def count_new_tokens(given: Mapping[str, Any], config: Any, prompt: Prompt | None) -> int:
-    """The most tokens of an answer, those of its prompt included. given: the settings of generation."""
+    """Return the most tokens of an answer, those of its prompt included. given: the settings of generation."""
     if prompt is None:
         limits = (given.get("max_new_tokens"), shorten(given.get("max_length")), UNSTATED_LENGTH)
         most = next(each for each in limits if each is not None)
@@ -240,12 +240,12 @@ def count_new_tokens(given: Mapping[str, Any], config: Any, prompt: Prompt | Non
 
 
 def shorten(length: int | None) -> int | None:
-    """The new tokens of an answer of this length, which counts the start token."""
+    """Return the new tokens of an answer of this length, which counts the start token."""
     return None if length is None else length - 1
 
 
 def read_prompt(config: Any, generation: Any, origin: Path) -> Prompt:
-    """The prompt that transformers makes of a config.json and a generation_config.json, without timestamps.
+    """Read the prompt that transformers makes of a config.json and a generation_config.json, without timestamps.
 
     config, generation: of transformers. Raises SourceError for settings that transformers refuses.
     """
@@ -271,7 +271,7 @@ def read_prompt(config: Any, generation: Any, origin: Path) -> Prompt:
 
 
 def read_forced(config: Any, generation: Any, origin: Path) -> list[int | None]:
-    """The tokens of the older setting `forced_decoder_ids`, from the place behind the start token on."""
+    """Read the tokens of the older setting `forced_decoder_ids`, from the place behind the start token on."""
     found = getattr(generation, "forced_decoder_ids", None) or getattr(config, "forced_decoder_ids", None) or []
     if [place for place, _ in found] != list(range(1, len(found) + 1)):
         raise SourceError(
@@ -282,7 +282,7 @@ def read_forced(config: Any, generation: Any, origin: Path) -> list[int | None]:
 
 
 def find_language(language: Any, ids: dict[str, int], origin: Path) -> int:
-    """The token of a language, given as a code, its English name or its token. Raises SourceError."""
+    """Find the token of a language, given as a code, its English name or its token. Raises SourceError."""
     name = str(language).lower()
     for token in (name, f"<|{name}|>", f"<|{TO_LANGUAGE_CODE.get(name)}|>"):
         if token in ids:

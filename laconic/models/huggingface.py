@@ -153,7 +153,8 @@ def load(folder: Path, *, task: str | None, trust: bool, labels: Sequence[str] =
 
 
 def read_preprocessing(opened: ModelFolder, model: Any, module: nn.Module) -> Preprocessing:
-    """The image settings or the tokenizer of a folder, and its classes. Raises SourceError where they are missing."""
+    """Read the image settings or the tokenizer of a folder, and its classes. Raises SourceError where they are
+    missing."""
     labels = read_labels(opened.config)
     if "images" in opened.task.accepts:
         image = read_preprocess(opened.path, channels=int(getattr(model.config, "num_channels", 3)))
@@ -187,7 +188,7 @@ def read_preprocessing(opened: ModelFolder, model: Any, module: nn.Module) -> Pr
 
 
 def read_speech_writer(folder: Path, model: Any) -> Preprocessing:
-    """The spectrograms, the tokenizer and the settings of generation of a model that writes what is said. Raises
+    """Read the spectrograms, the tokenizer and the settings of generation of a model that writes what is said. Raises
     SourceError where a part is missing, or transformers reads it in another way."""
     log_mel = read_log_mel(folder, model.config)
     if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json")):
@@ -205,14 +206,14 @@ def read_speech_writer(folder: Path, model: Any) -> Preprocessing:
 def add_generation(
     made: Preprocessing, model: Any, source: Mapping[str, Tensor], folder: Path, prompt: Prompt | None = None
 ) -> Preprocessing:
-    """The same with the settings of generation. source: what the encoder reads, of one sample."""
+    """Return the same preprocessing with the settings of generation. source: what the encoder reads, of one sample."""
     generation = read_generation(model, made.pad_id, folder, prompt)
     shape = find_cache_shape(model, source, generation.decoder_start_token_id, folder)
     return replace(made, generation=generation, cache_shape=shape)
 
 
 def read_activation(config: Mapping[str, Any]) -> Activation:
-    """What turns a single output into a score, as in transformers' pipeline and in sentence-transformers."""
+    """Return what turns a single output into a score, as in transformers' pipeline and in sentence-transformers."""
     own = config.get("sentence_transformers") or {}
     named = own.get("activation_fn") or config.get("sbert_ce_default_activation_function")
     if named:
@@ -224,13 +225,13 @@ def read_activation(config: Mapping[str, Any]) -> Activation:
 
 
 def with_classes(config: Mapping[str, Any], labels: Sequence[str], problem_type: str | None) -> dict[str, Any]:
-    """The config of the same model with a head for these classes."""
+    """Return the config of the same model with a head for these classes."""
     kept = {key: value for key, value in config.items() if key not in ("num_labels", "problem_type")}
     return kept | class_config(labels, problem_type)
 
 
 def describe_source(folder: Path, config: Mapping[str, Any], task: str) -> dict[str, Any]:
-    """How to build the module again; with the code that the model brings, where it brings any."""
+    """Return how to build the module again; with the code that the model brings, where it brings any."""
     kept = {key: value for key, value in config.items() if key not in OMITTED}
     source = {"kind": "huggingface", "task": task, "config": kept}
     if not config.get("auto_map"):
@@ -240,7 +241,7 @@ def describe_source(folder: Path, config: Mapping[str, Any], task: str) -> dict[
 
 
 def max_positions(model: Any) -> int | None:
-    """How many tokens the model has position embeddings for; None where it says nothing.
+    """Return how many tokens the model has position embeddings for; None where it says nothing.
 
     RoBERTa and its relatives count positions from the padding token's id + 1, and their config counts those below too.
     """
@@ -252,7 +253,7 @@ def max_positions(model: Any) -> int | None:
 
 
 def count_embeddings(model: Any) -> int | None:
-    """How many ids a model has embeddings for; None where it does not say."""
+    """Count the ids that a model has embeddings for; None where it does not say."""
     try:
         table = model.get_input_embeddings()
     except (AttributeError, NotImplementedError):
@@ -261,23 +262,24 @@ def count_embeddings(model: Any) -> int | None:
 
 
 def start_token(config: Any, pad_id: int) -> int:
-    """The token that stands for an empty text: the one that begins a text, else the one that ends it, else padding."""
+    """Return the token that stands for an empty text: the one that begins a text, else the one that ends it, else
+    padding."""
     ids = (getattr(config, name, None) for name in ("bos_token_id", "eos_token_id"))
     return next((index for index in ids if isinstance(index, int)), pad_id)
 
 
 def count_parameters(module: nn.Module) -> int:
-    """The numbers in a module's parameters."""
+    """Count the numbers in a module's parameters."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 
 def takes_token_types(model: Any, module: nn.Module) -> bool:
-    """Whether a model, and the module around it, distinguish the two texts of a pair."""
+    """Return whether a model, and the module around it, distinguish the two texts of a pair."""
     known = all("token_type_ids" in inspect.signature(part.forward).parameters for part in (model, module))
     return known and getattr(model.config, "type_vocab_size", 0) > 1
 
 
 def read_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the classes in a config, by number."""
+    """Read the names of the classes in a config, by number."""
     labels = config.get("id2label") or {}
     return tuple(str(labels[key]) for key in sorted(labels, key=int))

@@ -20,7 +20,7 @@ SETTINGS = "preprocessor_config.json"
 
 
 def read_preprocess(folder: Path, *, channels: int) -> ImagePreprocess:
-    """The preprocessing of a checkpoint, checked against transformers'.
+    """Read the preprocessing of a checkpoint, checked against transformers'.
 
     Raises SourceError for a folder without it, since with a guessed mean and deviation the predictions are wrong; and
     for one that transformers reads in another way.
@@ -34,7 +34,7 @@ def read_preprocess(folder: Path, *, channels: int) -> ImagePreprocess:
 
 
 def open_processor(folder: Path) -> Any:
-    """The image processor that transformers reads from a folder, on pillow. Raises SourceError."""
+    """Open the image processor that transformers reads from a folder, on pillow. Raises SourceError."""
     read_source_json(folder / SETTINGS)
     try:
         return transformers.AutoImageProcessor.from_pretrained(
@@ -72,7 +72,7 @@ def check_preprocess(folder: Path, own: Any, made: ImagePreprocess) -> None:
 
 
 def find_difference(own: Callable[[Image.Image], Array], made: ImagePreprocess, *, converts: bool) -> str:
-    """Where another preprocessing gives other pixels than ours, in words; empty where it gives the same.
+    """Say where another preprocessing gives other pixels than ours; empty where it gives the same.
 
     own: from an image to [channels, height, width]. converts: whether it takes images of all modes.
     """
@@ -84,13 +84,13 @@ def find_difference(own: Callable[[Image.Image], Array], made: ImagePreprocess, 
 
 
 def describe_difference(difference: float) -> str:
-    """A difference of pixels, in words."""
+    """Describe a difference of pixels in words."""
     finite = math.isfinite(difference)
     return f"normalized values differ by up to {difference:.3g}" if finite else "the input has another shape"
 
 
 def make_probe_images(channels: int, *, converts: bool) -> Iterator[Image.Image]:
-    """Images with edges and with noise, for a model of so many channels. converts: also of other modes."""
+    """Make images with edges and with noise, for a model of so many channels. converts: also of other modes."""
     rng = np.random.default_rng(0)
     for height, width in PROBES:
         tiles = Image.fromarray(rng.integers(0, 256, (height // 8 + 1, width // 8 + 1, 3), np.uint8))
@@ -100,8 +100,8 @@ def make_probe_images(channels: int, *, converts: bool) -> Iterator[Image.Image]
 
 
 def measure_pixel_error(own: Callable[[Image.Image], Array], made: ImagePreprocess, image: Image.Image) -> float:
-    """The largest difference of a pixel between another preprocessing and ours; infinite for inputs of different
-    shapes, and for an image that the other one refuses."""
+    """Measure the largest difference of a pixel between another preprocessing and ours; infinite for inputs of
+    different shapes, and for an image that the other one refuses."""
     try:
         found = own(image)
     except (ValueError, TypeError, IndexError, KeyError, AttributeError, RuntimeError):  # not the channels it expects

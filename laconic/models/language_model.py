@@ -43,7 +43,8 @@ class LanguageModel(nn.Module):
     def hidden(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None
     ) -> Tensor:
-        """The hidden states of all tokens, [batch, seq, width], times the scale of the logits, where the model has one.
+        """Return the hidden states of all tokens, [batch, seq, width], times the scale of the logits, where the model
+        has one.
 
         position_ids: for packed rows, which hold several texts: counted from 0 within each, without a mask. No text
         attends to another.
@@ -65,7 +66,7 @@ class LanguageModel(nn.Module):
 
 
 def cap_logits(logits: Tensor, cap: float | None) -> Tensor:
-    """Logits of any shape, kept between -cap and cap by a hyperbolic tangent; unchanged without a cap."""
+    """Return logits of any shape, kept between -cap and cap by a hyperbolic tangent; unchanged without a cap."""
     return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
@@ -106,7 +107,7 @@ def check_causal(module: LanguageModel, origin: Any) -> None:
 
 
 def is_close(found: Tensor, expected: Tensor) -> bool:
-    """Whether two tensors are equal up to the rounding of their sums."""
+    """Return whether two tensors are equal up to the rounding of their sums."""
     return torch.allclose(found, expected, atol=CLOSE * float(expected.abs().max()), rtol=0)
 
 

@@ -65,7 +65,7 @@ def check_sides(model: nn.Module, folder: Path, preprocess: ImagePreprocess) -> 
 
 
 def read_scoring(own: Any) -> Scoring:
-    """How an image processor of transformers makes scores of logits, found by what it makes of random ones.
+    """Return how an image processor of transformers makes scores of logits, found by what it makes of random ones.
 
     Raises SourceError for one that does so in another way.
     """
@@ -83,7 +83,7 @@ def read_scoring(own: Any) -> Scoring:
 
 
 def post_process(own: Any, logits: np.ndarray[Any, Any], boxes: np.ndarray[Any, Any]) -> Detections | None:
-    """The objects that an image processor of transformers makes of outputs; None where it makes none."""
+    """Return the objects that an image processor of transformers makes of outputs; None where it makes none."""
     outputs = ModelOutput(logits=torch.from_numpy(logits)[None], pred_boxes=torch.from_numpy(boxes)[None])
     try:
         (found,) = own.post_process_object_detection(outputs, threshold=0.0, target_sizes=torch.ones(1, 2))
@@ -93,7 +93,7 @@ def post_process(own: Any, logits: np.ndarray[Any, Any], boxes: np.ndarray[Any, 
 
 
 def are_alike(expected: Detections, found: Detections) -> bool:
-    """Whether two sets hold the same objects in the same order."""
+    """Return whether two sets hold the same objects in the same order."""
     return all(
         one.shape == other.shape and bool(np.abs(one.astype(np.float64) - other).max() <= SCORE_ERROR)
         for one, other in zip(expected, found, strict=True)

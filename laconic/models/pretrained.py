@@ -33,7 +33,7 @@ def from_pretrained(
     pooler: bool = False,
     seed: int = 0,
 ) -> tuple[Any, list[Path]]:
-    """The model in float32, and its weight files.
+    """Load the model in float32, and return it with its weight files.
 
     auto_class: the class of transformers that builds it. labels, problem_type: of a new head, initialized from the
     seed; without labels the folder must hold all weights, including the head's. pooler: of a bare encoder, whether it
@@ -90,7 +90,7 @@ def check_weights(folder: Path, model: Any, found: Mapping[str, Any], *, has_new
 
 
 def describe_failure(folder: Path, auto_class: str, error: Exception) -> str:
-    """Why transformers does not load a folder, and what to do: it may lack a package, the model may be for another
+    """Say why transformers does not load a folder, and what to do: it may lack a package, the model may be for another
     task, or the folder may be damaged."""
     reason = " ".join(str(error).split())
     if isinstance(error, ImportError):
@@ -112,7 +112,7 @@ def describe_failure(folder: Path, auto_class: str, error: Exception) -> str:
 
 
 def describe_mismatch(folder: Path, model: Any, name: str, found: Sequence[int], expected: Sequence[int]) -> str:
-    """That a tensor has another shape in the weights than by config.json, and what to do."""
+    """Say that a tensor has another shape in the weights than by config.json, and what to do."""
     shapes = f"{name} is {list(found)} in the weights of {folder}, and {list(expected)} by its config.json"
     if is_head_weight(model, name):
         return (
@@ -123,7 +123,7 @@ def describe_mismatch(folder: Path, model: Any, name: str, found: Sequence[int],
 
 
 def class_config(labels: Sequence[str], problem_type: str | None) -> dict[str, Any]:
-    """The entries of a config.json about the classes."""
+    """Return the entries of a config.json about the classes."""
     return {
         "id2label": {str(index): label for index, label in enumerate(labels)},
         "label2id": {label: index for index, label in enumerate(labels)},
@@ -132,7 +132,7 @@ def class_config(labels: Sequence[str], problem_type: str | None) -> dict[str, A
 
 
 def is_head_weight(model: Any, name: str) -> bool:
-    """Whether a weight belongs to the head, or to the pooler before it, rather than to the encoder."""
+    """Return whether a weight belongs to the head, or to the pooler before it, rather than to the encoder."""
     inside = f"{model.base_model_prefix}."
     return not name.startswith(inside) or name.startswith(f"{inside}pooler.")
 
@@ -148,7 +148,8 @@ def reset_head(model: Any, count: int) -> None:
 
 
 def model_class(config: Any, auto_class: str) -> Any:
-    """The class of transformers that builds a model: the Auto class, but for the encoder of an encoder and decoder."""
+    """Return the class of transformers that builds a model: the Auto class, but for the encoder of an encoder and
+    decoder."""
     encoders = transformers.AutoModelForTextEncoding
     if auto_class == ENCODER and type(config) in encoders._model_mapping:
         return encoders
@@ -156,7 +157,7 @@ def model_class(config: Any, auto_class: str) -> Any:
 
 
 def has_pooler(folder: Path) -> bool:
-    """Whether the pooler of a bare encoder has no weights, or the folder has them."""
+    """Return whether the pooler of a bare encoder has no weights, or the folder has them."""
     with quiet(), torch.device("meta"):
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
         model = transformers.AutoModel.from_config(config)
@@ -172,7 +173,8 @@ def has_pooler(folder: Path) -> bool:
 
 
 def model_options(config: Any, auto_class: str, *, pooler: bool = False) -> dict[str, Any]:
-    """Options that build an encoder without its pooler: unused, and random where the source has no weights for it.
+    """Return options that build an encoder without its pooler: unused, and random where the source has no weights for
+    it.
 
     pooler: whether it is wanted.
     """
@@ -184,7 +186,8 @@ def model_options(config: Any, auto_class: str, *, pooler: bool = False) -> dict
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files with the model's weights, safetensors where there are any. Raises SourceError where one is missing."""
+    """Return the files with the model's weights, safetensors where there are any. Raises SourceError where one is
+    missing."""
     for name in (
         "model.safetensors",
         "model.safetensors.index.json",

@@ -24,7 +24,7 @@ ENDLESS = 1_000_000
 def read_tokenizer(
     folder: Path, config: Any, *, lower: bool = False, special: bool = True
 ) -> tuple[Tokenizer, int, int | None]:
-    """The tokenizer, the id of the padding token, and the longest text in tokens where the tokenizer states it.
+    """Read the tokenizer, the id of the padding token, and the longest text in tokens where the tokenizer states it.
 
     lower: whether texts are lowercased before the tokenizer's own normalization. special: whether the special tokens
     that it adds to a text are used, and so compared.
@@ -108,7 +108,7 @@ def cut_short(tokenizer: Tokenizer) -> Iterator[None]:
 
 
 def find_mask_id(folder: Path) -> int:
-    """The id of the mask token of the tokenizer in a folder. Raises SourceError for one without."""
+    """Find the id of the mask token of the tokenizer in a folder. Raises SourceError for one without."""
     try:
         own = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the type is of a later version, or of no transformers
@@ -139,14 +139,14 @@ def convert_tokenizer(folder: Path) -> Tokenizer:
 
 
 def resolve_task(name: str) -> "type[Task]":
-    """The class of a task. Raises UsageError for a name that is not registered."""
+    """Return the class of a task. Raises UsageError for a name that is not registered."""
     found: type[Task] = registry.resolve("task", name)
     return found
 
 
 def plain_task(name: str | None, inputs: tuple[TensorSpec, ...], origin: Path) -> "Task":
-    """The task of a model that comes without a tokenizer and without settings for images. name: by default the one for
-    plain arrays.
+    """Return the task of a model that comes without a tokenizer and without settings for images. name: by default the
+    one for plain arrays.
 
     Raises SourceError for a task that needs more than the model's inputs.
     """

@@ -4,7 +4,7 @@ from torch import nn
 
 
 def find_layer_lists(module: nn.Module) -> tuple[nn.Module, ...]:
-    """The outermost ModuleLists and Sequentials of two or more modules of one class that have submodules."""
+    """Find the outermost ModuleLists and Sequentials of two or more modules of one class that have submodules."""
     found: list[nn.Module] = []
 
     def walk(parent: nn.Module) -> None:
@@ -21,5 +21,5 @@ def find_layer_lists(module: nn.Module) -> tuple[nn.Module, ...]:
 
 
 def find_layers(module: nn.Module) -> tuple[nn.Module, ...]:
-    """The repeated layers of a model, in order."""
+    """Find the repeated layers of a model, in order."""
     return tuple(layer for layers in find_layer_lists(module) for layer in layers.children())

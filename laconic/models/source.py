@@ -30,7 +30,7 @@ class Source(ABC):
 
     @abstractmethod
     def open(self, threads: int) -> Session:
-        """The model in full precision, run by the engine that everything else is compared with."""
+        """Open the model in full precision, in the engine that everything else is compared with."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class CheckpointSource(Source):
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> "CheckpointSource":
-        """The source that a checkpoint is."""
+        """Return the source that a checkpoint is."""
         return cls(
             task=checkpoint.task,
             key=make_key(checkpoint),
@@ -57,7 +57,7 @@ class CheckpointSource(Source):
         return kind(module, inputs, outputs, threads)
 
     def with_checkpoint(self, checkpoint: Checkpoint) -> "CheckpointSource":
-        """The same source after a stage has changed its checkpoint."""
+        """Return the same source after a stage has changed its checkpoint."""
         return replace(self, checkpoint=checkpoint, key=make_key(checkpoint))
 
 

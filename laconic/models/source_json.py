@@ -8,7 +8,7 @@ from laconic.files import read_json
 
 
 def read_source_json(path: Path) -> Any:
-    """The JSON in a file of the source. Raises SourceError."""
+    """Read the JSON in a file of the source. Raises SourceError."""
     try:
         return read_json(path)
     except FileNotFoundError:

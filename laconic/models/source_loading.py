@@ -34,7 +34,7 @@ ONE_LENGTH = (
 
 
 def is_onnx(source: Path) -> bool:
-    """Whether a source is an ONNX file: a graph already, and no checkpoint."""
+    """Return whether a source is an ONNX file: a graph already, and no checkpoint."""
     return source.suffix == ".onnx"
 
 
@@ -127,7 +127,7 @@ def load_model(folder: Path, *, task: str | None, trust: bool, labels: Sequence[
 
 
 def _load_adapter(folder: Path, task: str | None, trust: bool) -> Checkpoint:
-    """The model that an adapter belongs to, with the adapter merged into its weights."""
+    """Return the model that an adapter belongs to, with the adapter merged into its weights."""
     adapter = read_adapter(folder)
     if not adapter.base.is_dir() or adapter.base.resolve() == folder.resolve():
         raise SourceError(
@@ -146,7 +146,7 @@ def _load_adapter(folder: Path, task: str | None, trust: bool) -> Checkpoint:
 def _with_signature(
     module: nn.Module, origin: dict[str, Any], inputs: tuple[TensorSpec, ...], task: str | None, path: Path
 ) -> Checkpoint:
-    """A checkpoint of a plain module. task: by default the one for plain arrays."""
+    """Return a checkpoint of a plain module. task: by default the one for plain arrays."""
     if not inputs:
         raise SourceError(
             f"nothing says which tensors the module in {path} takes. Give samples in an .npz file (--data), whose "
@@ -160,7 +160,7 @@ def _with_signature(
 
 
 def read_licence(folder: Path) -> str | None:
-    """The licence that the model's README.md states in its front matter."""
+    """Read the licence that the model's README.md states in its front matter."""
     readme = folder / "README.md"
     parts = readme.read_text(encoding="utf-8", errors="replace").split("---\n", 2) if readme.is_file() else []
     if len(parts) < 3 or parts[0].strip():

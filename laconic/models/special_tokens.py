@@ -15,7 +15,7 @@ TEMPLATE_BYTES = 2**18
 
 
 def read_special_tokens(folder: Path) -> dict[str, str]:
-    """The special tokens of a folder by what they are for, as `eos_token`."""
+    """Read the special tokens of a folder by what they are for, as `eos_token`."""
     found: dict[str, str] = {}
     for name in (TOKENS, SETTINGS):
         settings = read_source_json(folder / name) if (folder / name).is_file() else {}
@@ -27,7 +27,7 @@ def read_special_tokens(folder: Path) -> dict[str, str]:
 
 
 def read_chat_template(folder: Path) -> ChatTemplate | None:
-    """The chat template of a folder, the default one of several; None without any."""
+    """Read the chat template of a folder, the default one of several; None without any."""
     if (folder / TEMPLATE).is_file():
         return ChatTemplate(read_template(folder / TEMPLATE), read_special_tokens(folder))
     settings = read_source_json(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
@@ -38,7 +38,7 @@ def read_chat_template(folder: Path) -> ChatTemplate | None:
 
 
 def read_template(path: Path) -> str:
-    """The text of a chat template. Raises SourceError."""
+    """Read the text of a chat template. Raises SourceError."""
     try:
         return read_bounded(path, TEMPLATE_BYTES).decode("utf-8")
     except (OSError, ValueError) as error:
@@ -46,7 +46,7 @@ def read_template(path: Path) -> str:
 
 
 def read_end_token(folder: Path, tokenizer: Tokenizer, config: Any) -> int | None:
-    """The id of the token that ends a text: the tokenizer's, else the model's; None without one."""
+    """Read the id of the token that ends a text: the tokenizer's, else the model's; None without one."""
     token = read_special_tokens(folder).get("eos_token")
     known = None if token is None else tokenizer.token_to_id(token)
     if known is not None:

@@ -49,7 +49,7 @@ Convolutions = tuple[tuple[int, int], ...]
 def mask_frames(
     encoder: Convolutions, adapter: Convolutions, frames: int, attention_mask: Tensor, add_adapter: bool | None = None
 ) -> Tensor:
-    """Which frames of a batch are no padding, [batch, frames] bool, in whole numbers.
+    """Return which frames of a batch are no padding, [batch, frames] bool, in whole numbers.
 
     encoder, adapter: the convolutions of both. attention_mask: [batch, samples]. add_adapter: whether the frames are
     those behind the adapter, by default if there is one.
@@ -75,8 +75,8 @@ PADDING_ERROR = 1e-4
 
 @torch.inference_mode()
 def ignores_padding(module: SpeechModel, preprocess: AudioPreprocess) -> bool:
-    """Whether padding behind a recording leaves its answer as it is. In some models convolutions or an average read
-    the padding in spite of the mask."""
+    """Return whether padding behind a recording leaves its answer as it is. In some models convolutions or an average
+    read the padding in spite of the mask."""
     module.eval()
     generator = torch.Generator().manual_seed(0)
     longest = preprocess.count_samples(4 * MINIMUM_FRAMES)
@@ -95,7 +95,7 @@ def ignores_padding(module: SpeechModel, preprocess: AudioPreprocess) -> bool:
 
 
 def split_convolutions(config: Any) -> tuple[Convolutions, Convolutions]:
-    """The convolutions of the feature encoder and of the adapter, from a config of transformers."""
+    """Return the convolutions of the feature encoder and of the adapter, from a config of transformers."""
     count = config.num_adapter_layers if getattr(config, "add_adapter", False) else 0
     adapter = tuple((1, config.adapter_stride) for _ in range(count))
     return tuple(zip(config.conv_kernel, config.conv_stride, strict=True)), adapter

@@ -52,7 +52,7 @@ class TimmModel(nn.Module):
 
 
 def is_timm(folder: Path) -> bool:
-    """Whether a folder is of timm, by its config.json."""
+    """Return whether a folder is of timm, by its config.json."""
     if not (folder / CONFIG).is_file():
         return False
     config = read_source_json(folder / CONFIG)
@@ -60,12 +60,12 @@ def is_timm(folder: Path) -> bool:
 
 
 def infer_task(folder: Path) -> str:
-    """The task of a folder: to classify images, or without a head to embed them."""
+    """Return the task of a folder: to classify images, or without a head to embed them."""
     return find_task(has_head=read_config(folder)["num_classes"] > 0)
 
 
 def find_task(*, has_head: bool) -> str:
-    """The task of models of images with a head for classes, or without one."""
+    """Find the task of models of images with a head for classes, or without one."""
     kind = CLASSIFIER if has_head else ENCODER
     tasks = (resolve_task(name) for name in registry.TASKS)
     return next(each.name for each in tasks if each.auto_class == kind and "images" in each.accepts)
@@ -105,7 +105,7 @@ def load(folder: Path, *, task: str | None, labels: Sequence[str] = (), seed: in
 
 
 def describe_source(folder: Path, task: str | None) -> dict[str, Any]:
-    """How to build the module of a folder. task: by default what its head is for. Raises SourceError."""
+    """Return how to build the module of a folder. task: by default what its head is for. Raises SourceError."""
     config = read_config(folder)
     name = task or find_task(has_head=config["num_classes"] > 0)
     known = [find_task(has_head=has_head) for has_head in (True, False)]
@@ -118,7 +118,7 @@ def describe_source(folder: Path, task: str | None) -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """What of a folder's config.json describes the model, with num_classes for its head. Raises SourceError for
+    """Read what of a folder's config.json describes the model, with num_classes for its head. Raises SourceError for
     settings that neither timm nor transformers writes."""
     path = folder / CONFIG
     found = read_source_json(path)
@@ -140,7 +140,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the classes by number: those of ImageNet where the weights were trained with it alone, as
+    """Read the names of the classes by number: those of ImageNet where the weights were trained with it alone, as
     transformers has it; the number where a class has no name."""
     names, count = config.get("label_names"), config["num_classes"]
     if not names and count == IMAGENET and "in1k" in str(config["pretrained_cfg"].get("tag")):
@@ -152,13 +152,13 @@ def read_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def with_classes(config: Mapping[str, Any], labels: Sequence[str]) -> dict[str, Any]:
-    """The config of the same model with a head for these classes."""
+    """Return the config of the same model with a head for these classes."""
     arguments = {**config["model_args"], "num_classes": len(labels)}
     return {**config, "num_classes": len(labels), "label_names": list(labels), "model_args": arguments}
 
 
 def build(source: Mapping[str, Any]) -> nn.Module:
-    """The module of a source, with random weights. Raises SourceError, and MissingPackage without timm."""
+    """Build the module of a source, with random weights. Raises SourceError, and MissingPackage without timm."""
     model = create(source["config"], None, None)
     if not resolve_task(source["task"]).has_class_head:
         model.reset_classifier(0)
@@ -166,13 +166,14 @@ def build(source: Mapping[str, Any]) -> nn.Module:
 
 
 def read_input_size(module: Any) -> tuple[int, int, int]:
-    """Channels, height and width of the images that a model takes."""
+    """Read channels, height and width of the images that a model takes."""
     channels, height, width = library("timm.data").resolve_data_config({}, model=module.model)["input_size"]
     return channels, height, width
 
 
 def create(config: Mapping[str, Any], folder: Path | None, weights: Path | None) -> Any:
-    """The model that a config describes, with the weights in a file, else with random ones. folder: where it is from.
+    """Create the model that a config describes, with the weights in a file, else with random ones. folder: where it is
+    from.
 
     timm reads both from a folder, and so fetches nothing from elsewhere.
     """
@@ -203,7 +204,7 @@ def create(config: Mapping[str, Any], folder: Path | None, weights: Path | None)
 
 
 def read_preprocess(folder: Path, model: Any) -> ImagePreprocess:
-    """The preprocessing of a model, checked against timm's own. Raises SourceError where they differ."""
+    """Read the preprocessing of a model, checked against timm's own. Raises SourceError where they differ."""
     data = library("timm.data")
     try:
         settings = data.resolve_data_config({}, model=model)
@@ -245,7 +246,8 @@ def check_output(folder: Path, module: nn.Module, task: Task) -> None:
 
 
 def library(name: str) -> Any:
-    """A module of timm. Raises MissingPackage where it is not installed, SourceError where it does not import."""
+    """Import a module of timm. Raises MissingPackage where it is not installed, SourceError where it does not
+    import."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

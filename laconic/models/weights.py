@@ -79,12 +79,12 @@ def _read_pickle(path: Path, trust: bool) -> Any:
 
 
 def is_torchscript(path: Path) -> bool:
-    """Whether a file is a TorchScript archive."""
+    """Return whether a file is a TorchScript archive."""
     return any("/code/" in name for name in _archive_names(path))
 
 
 def is_program(path: Path) -> bool:
-    """Whether a file is an archive of torch.export."""
+    """Return whether a file is an archive of torch.export."""
     entries = _archive_names(path)
     return path.suffix == ".pt2" or any(
         name.endswith(("archive_format", "serialized_exported_program.json")) for name in entries
@@ -92,7 +92,7 @@ def is_program(path: Path) -> bool:
 
 
 def is_pickle(path: Path) -> bool:
-    """Whether a file can be a pickle of torch: a zip archive, even if cut short, or the old format."""
+    """Return whether a file can be a pickle of torch: a zip archive, even if cut short, or the old format."""
     with path.open("rb") as file:
         start = file.read(2)
     return zipfile.is_zipfile(path) or start == b"PK" or start[:1] == b"\x80"
@@ -188,7 +188,7 @@ def check_finite(module: nn.Module, path: Path) -> None:
 
 
 def fingerprint(module: nn.Module) -> str:
-    """Digest of the state dict: names, dtypes, shapes and values."""
+    """Return the digest of the state dict: names, dtypes, shapes and values."""
     parts = []
     for name, tensor in sorted(module.state_dict().items()):
         values = hashlib.sha256(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()).hexdigest()

@@ -50,7 +50,7 @@ def format_version(number: int) -> str:
 
 
 def check(result: tuple[Any, ...]) -> Any:
-    """The value of a CUDA call. Raises RuntimeFailure if it failed."""
+    """Return the value of a CUDA call. Raises RuntimeFailure if it failed."""
     error, *values = result
     if error != cuda.cudaError_t.cudaSuccess:
         raise RuntimeFailure(explain_error(error))
@@ -188,11 +188,12 @@ class PinnedBuffers:
         self._buffers: dict[str, PinnedBuffer] = {}
 
     def size_of(self, name: str, shape: Sequence[int]) -> int:
-        """Bytes of a tensor of this shape."""
+        """Count the bytes of a tensor of this shape."""
         return int(np.prod(shape)) * int(np.dtype(self._dtypes[name]).itemsize)
 
     def reserve(self, name: str, shape: Shape, most: int = UNBOUNDED) -> int:
-        """The device address of a buffer with room for this shape. most: bytes of the largest that can be asked for."""
+        """Reserve room for this shape, and return the device address of its buffer. most: bytes of the largest that can
+        be asked for."""
         held = self._buffers[name].size if name in self._buffers else 0
         size = grow(self.size_of(name, shape), held, most)
         if size > held or name not in self._buffers:

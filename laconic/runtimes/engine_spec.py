@@ -78,7 +78,7 @@ class EngineSpec:
         return hash_of("tensorrt-timing", self.gpu, self.capability, self.driver, self.tensorrt)
 
     def describe(self) -> dict[str, Any]:
-        """The fields, ready for JSON."""
+        """Return the fields, ready for JSON."""
         return asdict(self)
 
 
@@ -152,7 +152,7 @@ def make_profile(inputs: Sequence[GraphInput], shapes: Mapping[str, Bounds]) -> 
 
 
 def is_sparse(weight: Weight, folder: Path) -> bool:
-    """Whether of any four successive numbers along one of the first two axes two at most are not zero.
+    """Return whether of any four successive numbers along one of the first two axes two at most are not zero.
 
     folder: where the weight's file lies. False for a weight that is stored in another form than plain bytes.
     """
@@ -175,7 +175,7 @@ def is_sparse(weight: Weight, folder: Path) -> bool:
 
 
 def is_two_of_four(occupied: Array) -> bool:
-    """Whether in each group of four along the last axis two at most are set."""
+    """Return whether in each group of four along the last axis two at most are set."""
     if occupied.shape[-1] % 4:
         return False
     return bool((occupied.reshape(-1, 4).sum(axis=1) <= 2).all())

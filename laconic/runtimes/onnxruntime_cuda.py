@@ -218,8 +218,8 @@ def make_session(model: Path, threads: int, given: Mapping[str, str]) -> ort.Inf
 
 
 def make_run_options(graph: int, *, waits: bool) -> ort.RunOptions:
-    """The options of a run. graph: the number of its CUDA graph, which the provider captures if it has none of that
-    number, or NO_CAPTURE. waits: whether the run ends when the device is done, and not when all is queued."""
+    """Make the options of a run. graph: the number of its CUDA graph, which the provider captures if it has none of
+    that number, or NO_CAPTURE. waits: whether the run ends when the device is done, and not when all is queued."""
     options = ort.RunOptions()
     options.add_run_config_entry("gpu_graph_id", str(graph))
     if not waits:
@@ -230,7 +230,7 @@ def make_run_options(graph: int, *, waits: bool) -> ort.RunOptions:
 def find_shapes(
     declared: Mapping[str, Sequence[Any]], given: Mapping[str, Shape], outputs: Mapping[str, Sequence[Any]]
 ) -> dict[str, Shape] | None:
-    """The shapes of the outputs, by the names of the inputs' axes; None where these do not tell them, or where the
+    """Find the shapes of the outputs, by the names of the inputs' axes; None where these do not tell them, or where the
     inputs do not fit.
 
     declared, outputs: by name, an integer for a fixed axis, a name for a dynamic one, None for one without a name.
@@ -250,5 +250,5 @@ def find_shapes(
 
 
 def find_weight_type(node: Node) -> str:
-    """The type of a layer's weight, which is that of its arithmetic; empty where it is not a float."""
+    """Find the type of a layer's weight, which is that of its arithmetic; empty where it is not a float."""
     return next((dtype for dtype in node.weights if "float" in dtype), "")

@@ -34,7 +34,7 @@ wrong (2026.4, AVX2); those of the products and the softmax in a graph that is p
 
 @functools.cache
 def core() -> ov.Core:
-    """OpenVINO's core: one, which lives as long as the process.
+    """Return OpenVINO's core: one, which lives as long as the process.
 
     The CPU plugin of a core gives the thread that first uses it another signal stack (for AMX) and unmaps that stack
     when the core is freed (`SigAltStackSetup` in its plugin.cpp). Freed by another thread, it would leave the first one

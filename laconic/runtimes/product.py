@@ -66,7 +66,7 @@ class FallbackGroup(BaseModel):
 
 
 def share_multiply_adds(products: Sequence[Product], *, planned: bool = False) -> dict[str, float]:
-    """The share of the multiply-adds in each arithmetic, the largest first; empty where no kernel is known.
+    """Return the share of the multiply-adds in each arithmetic, the largest first; empty where no kernel is known.
 
     planned: as the placed graph asks for, and not as the engine reports.
     """

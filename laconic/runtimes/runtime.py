@@ -63,7 +63,7 @@ class Session(ABC):
         """Run the model. Returns the outputs by name, as newly allocated arrays. Raises RuntimeFailure if it fails."""
 
     def kernels(self) -> list[Kernel]:
-        """The kernels that run for the nodes with weights; empty if the engine does not report them."""
+        """Return the kernels that run for the nodes with weights; empty if the engine does not report them."""
         return []
 
     def close(self) -> None:  # noqa: B027 - an engine without resources to release need not override it
@@ -88,11 +88,11 @@ class Runtime(ABC):
 
     @abstractmethod
     def version(self) -> str:
-        """The engine's version."""
+        """Return the engine's version."""
 
     @abstractmethod
     def computes(self) -> tuple[Compute, ...]:
-        """The arithmetics that the engine has kernels for on this machine, for layers that are not quantized."""
+        """Return the arithmetics that the engine has kernels for on this machine, for layers that are not quantized."""
 
     @abstractmethod
     def open(self, model: Path, *, threads: int = 1, compute: Compute = "float32") -> Session:

@@ -133,11 +133,11 @@ class TensorRtSession(Session):
         return outputs
 
     def _largest(self, name: str) -> int:
-        """Bytes of the largest input that the engine takes; the largest shape of an output is not known."""
+        """Return the bytes of the largest input that the engine takes; the largest shape of an output is not known."""
         return self._buffers.size_of(name, self._find_range(name)[1]) if name in self._inputs else UNBOUNDED
 
     def _find_range(self, name: str) -> tuple[Shape, Shape]:
-        """The smallest and the largest shape of an input."""
+        """Find the smallest and the largest shape of an input."""
         shape = tuple(self._engine.get_tensor_shape(name))
         if min(shape, default=0) >= 0:
             return shape, shape
@@ -256,7 +256,7 @@ def make_spec(found: Any, gpu: Gpu, workspace: int, version: str) -> EngineSpec:
 
 
 def find_dtype(name: str, dtype: Any) -> Any:
-    """The numpy type of an input or output. Raises RuntimeFailure for one that numpy lacks."""
+    """Find the numpy type of an input or output. Raises RuntimeFailure for one that numpy lacks."""
     if dtype not in DTYPES:
         raise RuntimeFailure(f"tensorrt: {name!r} is {dtype}, which numpy lacks. Cast it to FLOAT in the graph")
     return DTYPES[dtype]

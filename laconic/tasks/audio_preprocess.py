@@ -41,19 +41,19 @@ class AudioPreprocess(BaseModel):
     convolutions: tuple[tuple[int, int], ...] = ()
 
     def count_frames(self, samples: int) -> int:
-        """The frames of a recording of so many samples."""
+        """Count the frames of a recording of so many samples."""
         for kernel, stride in self.convolutions:
             samples = (samples - kernel) // stride + 1
         return samples
 
     def count_samples(self, frames: int) -> int:
-        """The samples of the shortest recording that has so many frames."""
+        """Count the samples of the shortest recording that has so many frames."""
         for kernel, stride in reversed(self.convolutions):
             frames = (frames - 1) * stride + kernel
         return frames
 
     def apply(self, waveform: Array, rate: int) -> Array:
-        """The input for a recording, [samples] float32.
+        """Return the input for a recording, [samples] float32.
 
         waveform: [samples] or [samples, channels], from -1 to 1. rate: in Hz.
         """
@@ -65,8 +65,8 @@ class AudioPreprocess(BaseModel):
 
 
 def mix_down(waveform: Array, rate: int, wanted: int) -> Array:
-    """One channel at the wanted sampling rate, [samples] float32. waveform: [samples] or [samples, channels]. rate,
-    wanted: in Hz."""
+    """Mix a recording down to one channel at the wanted sampling rate, [samples] float32. waveform: [samples] or
+    [samples, channels]. rate, wanted: in Hz."""
     mono = np.asarray(waveform, np.float32)
     mono = mono.mean(axis=1) if mono.ndim == 2 else mono
     return mono if rate == wanted else np.asarray(soxr.resample(mono, rate, wanted))
@@ -142,7 +142,7 @@ class LogMelPreprocess(BaseModel):
         return make_mel_filters(self.feature_size, 1 + self.n_fft // 2, self.sampling_rate)
 
     def apply(self, waveform: Array, rate: int) -> Array:
-        """The input for a recording, [feature_size, frames] float32.
+        """Return the input for a recording, [feature_size, frames] float32.
 
         waveform: [samples] or [samples, channels], from -1 to 1, at most `chunk_length` long. rate: in Hz.
         """
@@ -160,7 +160,7 @@ class LogMelPreprocess(BaseModel):
 
 
 def make_mel_filters(bands: int, frequencies: int, rate: int) -> Array:
-    """Triangles of equal area, evenly spaced on the mel scale of Slaney's Auditory Toolbox from 0 Hz to HIGHEST,
+    """Make triangles of equal area, evenly spaced on the mel scale of Slaney's Auditory Toolbox from 0 Hz to HIGHEST,
     [bands, frequencies] float64. rate: samples a second, twice the highest of the frequencies."""
     edges = to_hertz(np.linspace(0, to_mel(HIGHEST), bands + 2))
     slopes = edges[:, None] - np.linspace(0, rate // 2, frequencies)
@@ -170,10 +170,10 @@ def make_mel_filters(bands: int, frequencies: int, rate: int) -> Array:
 
 
 def to_mel(hertz: float) -> float:
-    """Slaney's mel scale: linear up to 1000 Hz, logarithmic above."""
+    """Convert frequencies to Slaney's mel scale: linear up to 1000 Hz, logarithmic above."""
     return float(3 * hertz / 200 if hertz < 1000 else 15 + np.log(hertz / 1000) * 27 / np.log(6.4))
 
 
 def to_hertz(mel: Array) -> Array:
-    """The frequencies of values on Slaney's mel scale."""
+    """Return the frequencies of values on Slaney's mel scale."""
     return np.where(mel < 15, 200 * mel / 3, 1000 * np.exp(np.log(6.4) / 27 * (mel - 15)))

@@ -98,13 +98,13 @@ class CausalLm(TokenPrediction, TextTask):
         raise InputError(f"a sample must be a text, not {type(value).__name__}")
 
     def with_chat_template(self, text: str) -> Self:
-        """The same task with another chat template."""
+        """Return the same task with another chat template."""
         task = copy.copy(self)
         task.chat = ChatTemplate(text, self.chat.tokens if self.chat else {})
         return task
 
     def mark_chat(self, messages: Any) -> MarkedText:
-        """The text of a chat with its answers. Raises InputError."""
+        """Return the text of a chat with its answers. Raises InputError."""
         if self.chat is None:
             raise InputError(
                 "the model has no chat template, so a chat cannot be made a text. Give one as data.chat_template, or "
@@ -121,7 +121,8 @@ class CausalLm(TokenPrediction, TextTask):
         return [next(given if index in whole else plain) for index in range(len(samples))]
 
     def tokenize(self, samples: Sequence[str]) -> list[tuple[Array, Array]]:
-        """Each text's tokens, ids [tokens] int64 and whether each is learned [tokens] bool; nothing is truncated.
+        """Return each text's tokens, ids [tokens] int64 and whether each is learned [tokens] bool; nothing is
+        truncated.
 
         A token is learned if any of its characters belong to an answer; all are where no answers are marked. A text
         that does not end with the end token gets it, unless it is a chat, whose template ends it.
@@ -163,10 +164,10 @@ class CausalLm(TokenPrediction, TextTask):
         return {"input_ids": ids, "attention_mask": mask}
 
     def figures_from_loss(self, loss: float) -> dict[str, float]:
-        """The perplexity; a loss of more than 700 is taken as 700, since its exponential is no float."""
+        """Return the perplexity; a loss of more than 700 is taken as 700, since its exponential is no float."""
         return {"perplexity": math.exp(min(loss, 700.0))}
 
     def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:
-        """The probabilities; after them the last hidden states, where layers are shared."""
+        """Compare the probabilities; after them the last hidden states, where layers are shared."""
         shared: dict[HealingLoss, float] = {"last-hidden-state": 1.0} if layers else {}
         return {"probabilities": 1.0, **shared}

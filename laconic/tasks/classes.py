@@ -33,7 +33,7 @@ class LabelledTask(Task):
 
 
 def find_class(label: Any, labels: Sequence[str]) -> int:
-    """The number of a class given by its name or its number. labels: the names; empty where any number will do.
+    """Find the number of a class given by its name or its number. labels: the names; empty where any number will do.
 
     Raises DataError for a label that is no class.
     """
@@ -48,7 +48,7 @@ def find_class(label: Any, labels: Sequence[str]) -> int:
 
 
 def are_known(labels: Iterable[Any], known: Sequence[str]) -> bool:
-    """Whether each label is a class of a model that has these."""
+    """Return whether each label is a class of a model that has these."""
     try:
         return len(known) > 1 and all(find_class(label, known) >= 0 for label in labels)
     except DataError:
@@ -63,7 +63,7 @@ def check_names(labels: Iterable[Any]) -> None:
 
 
 def class_names(labels: Iterable[Any]) -> tuple[str, ...]:
-    """The classes of a new head: the sorted names, or one class for each number from 0 to the highest.
+    """Return the classes of a new head: the sorted names, or one class for each number from 0 to the highest.
 
     Raises DataError for names mixed with numbers, and for fewer than two classes.
     """

@@ -71,7 +71,7 @@ class Classification(Task):
         return compare_classes(first(reference).argmax(-1), first(candidate).argmax(-1), self.name_class)
 
     def name_class(self, index: int) -> str:
-        """The words for a class in a verdict."""
+        """Return the words for a class in a verdict."""
         return f"{self.answer} {self.label(index)!r}"
 
     def null_answers(self, reference: Arrays) -> dict[str, Arrays]:
@@ -84,11 +84,11 @@ class Classification(Task):
         return make_mean_scorer((chosen == np.array([self.index(label) for label in labels])).astype(np.float64))
 
     def index(self, label: Any) -> int:
-        """The number of a class given by its name or its number. Raises DataError."""
+        """Return the number of a class given by its name or its number. Raises DataError."""
         return find_class(label, self.labels)
 
     def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:
-        """All hidden states and the probabilities; the probabilities alone where no layers are shared."""
+        """Compare all hidden states and the probabilities; the probabilities alone where no layers are shared."""
         return {"hidden-states": 1.0, "probabilities": PROBABILITIES} if layers else {"probabilities": 1.0}
 
 
@@ -102,11 +102,11 @@ class TokenPrediction(Classification):
     tokenizer: Tokenizer
 
     def label(self, index: int) -> str:
-        """A token as text; a part of a character becomes the replacement character."""
+        """Return a token as text; a part of a character becomes the replacement character."""
         return str(self.tokenizer.decode([int(index)], skip_special_tokens=False))
 
     def index(self, label: Any) -> int:
-        """The id of a token given by its text or its id. Raises DataError for anything but one token."""
+        """Return the id of a token given by its text or its id. Raises DataError for anything but one token."""
         size = self.tokenizer.get_vocab_size()
         if isinstance(label, (int, np.integer)) and not isinstance(label, bool):
             if 0 <= label < size:

@@ -30,7 +30,7 @@ CacheShape = tuple[int, int, int]
 
 
 def describe_target(longest: int, cache: CacheShape) -> tuple[TensorSpec, ...]:
-    """The inputs of a target of at most `longest` tokens."""
+    """Return the inputs of a target of at most `longest` tokens."""
     layers, heads, width = cache
     masked = (
         TensorSpec(name=name, dtype="int64", shape=(BATCH, TARGET), bounds={TARGET: (1, longest)})
@@ -48,7 +48,7 @@ they take 100 MB."""
 
 
 def group_probabilities(logits: Array) -> Array:
-    """The probabilities of groups, [rows, tokens, groups] float32; of tokens where the vocabulary is no larger.
+    """Return the probabilities of groups, [rows, tokens, groups] float32; of tokens where the vocabulary is no larger.
 
     logits: [rows, tokens, vocabulary].
     """

@@ -39,12 +39,12 @@ class Detections(NamedTuple):
     boxes: Array
 
     def pick(self, which: Array) -> "Detections":
-        """Some of the objects. which: indices, or a mask."""
+        """Return some of the objects. which: indices, or a mask."""
         return Detections(*(each[which] for each in self))
 
 
 def find_detections(logits: Array, boxes: Array, scoring: Scoring) -> Detections:
-    """The objects that a detector finds in an image, in the order of transformers' processors.
+    """Find the objects that a detector finds in an image, in the order of transformers' processors.
 
     logits: [queries, classes]. boxes: centre, width and height as shares of the image's, [queries, 4].
     """
@@ -60,13 +60,13 @@ def find_detections(logits: Array, boxes: Array, scoring: Scoring) -> Detections
 
 
 def to_corners(boxes: Array) -> Array:
-    """Left, top, right and bottom of boxes given by centre, width and height, [boxes, 4]."""
+    """Convert boxes given by centre, width and height to left, top, right and bottom, [boxes, 4]."""
     centre, half = boxes[:, :2], boxes[:, 2:] * np.float32(0.5)
     return np.concatenate([centre - half, centre + half], axis=1)
 
 
 def measure_iou(one: Array, other: Array) -> Array:
-    """Intersection over union of all pairs, [boxes, others] float64; 0 for two boxes without an area.
+    """Measure the intersection over union of all pairs, [boxes, others] float64; 0 for two boxes without an area.
 
     one, other: corners, [boxes, 4] and [others, 4].
     """
@@ -80,7 +80,7 @@ def measure_iou(one: Array, other: Array) -> Array:
 
 
 def compare_detections(reference: Detections, found: Detections) -> float:
-    """How much two sets of objects have in common, from 0 to 1.
+    """Return how much two sets of objects have in common, from 0 to 1.
 
     An object weighs the square of its score, so that the many guesses of a detector about nothing weigh little. Each is
     paired with one of the same class at most, the pairs that share most first; a pair shares the smaller weight times
@@ -99,13 +99,14 @@ def compare_detections(reference: Detections, found: Detections) -> float:
 
 
 def prune_detections(objects: Detections) -> Detections:
-    """The objects that weigh something, the surest first."""
+    """Keep the objects that weigh something, the surest first."""
     order = np.argsort(-objects.scores, kind="stable")[:MOST]
     return objects.pick(order[np.square(objects.scores[order]) >= LEAST_WEIGHT])
 
 
 def pair_greedily(value: Array) -> list[tuple[int, int]]:
-    """Pairs of a row and a column, none of them twice, those of the largest values first; without those of value 0.
+    """Return pairs of a row and a column, none of them twice, those of the largest values first; without those of value
+    0.
 
     value: [rows, columns], not negative.
     """
@@ -118,8 +119,8 @@ def pair_greedily(value: Array) -> list[tuple[int, int]]:
 
 
 def align_queries(reference: Arrays, candidate: Arrays) -> Arrays:
-    """The candidate's outputs with the queries of each sample in the order of those of the reference that they are
-    nearest to. Outputs are [samples, queries, ...]."""
+    """Return the candidate's outputs with the queries of each sample in the order of those of the reference that they
+    are nearest to. Outputs are [samples, queries, ...]."""
     rows = zip(*reference.values(), *(candidate[name] for name in reference), strict=True)
     orders = []
     for row in rows:
@@ -166,7 +167,7 @@ def make_precision_scorer(found: Sequence[Detections], wanted: Sequence[Detectio
 
 
 def match_class(found: Sequence[Detections], wanted: Sequence[Detections], number: int) -> ClassMatches:
-    """The objects of one class in all samples. number: of the class."""
+    """Return the objects of one class in all samples. number: of the class."""
     scores, samples, right = [], [], []
     counts = np.zeros(len(found), np.int64)
     for place, (ours, theirs) in enumerate(zip(found, wanted, strict=True)):
@@ -181,7 +182,7 @@ def match_class(found: Sequence[Detections], wanted: Sequence[Detections], numbe
 
 
 def match_boxes(boxes: Array, wanted: Array) -> Array:
-    """Whether each box is one of the wanted boxes, at each of THRESHOLDS, [boxes, thresholds].
+    """Return whether each box is one of the wanted boxes, at each of THRESHOLDS, [boxes, thresholds].
 
     In the order given, each box takes the wanted box that it shares most with, of those that are left.
     """
@@ -200,7 +201,7 @@ def match_boxes(boxes: Array, wanted: Array) -> Array:
 
 
 def average_precision(matches: ClassMatches, copies: Array) -> float:
-    """The precision of a class, averaged over RECALLS and THRESHOLDS.
+    """Return the precision of a class, averaged over RECALLS and THRESHOLDS.
 
     copies: how often each sample counts, [samples]. Of all precisions at a recall or beyond it, the highest counts.
     """

@@ -60,7 +60,7 @@ class Embedding:
         yield Agreement("centred_cosine", float(cosine(a - centre, b - centre).mean()), CENTRED_LEAST)
 
     def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:
-        """The vectors and their similarities; before them all hidden states, where layers are shared."""
+        """Compare the vectors and their similarities; before them all hidden states, where layers are shared."""
         shared: dict[HealingLoss, float] = {"hidden-states": 1.0} if layers else {}
         return {**shared, "vectors": 1.0, "similarities": 5.0}
 
@@ -70,10 +70,10 @@ class Embedding:
 
 
 def has_image_config(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is that of a model which reads images alone."""
+    """Return whether a config.json is that of a model which reads images alone."""
     return "vocab_size" not in config and any(name in config for name in IMAGE_KEYS)
 
 
 def has_two_towers(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is that of a model with an encoder of texts and one of images."""
+    """Return whether a config.json is that of a model with an encoder of texts and one of images."""
     return "text_config" in config and "vision_config" in config

@@ -82,7 +82,7 @@ class FillMask(TokenPrediction, TextTask):
         return (text,), token
 
     def mask_word(self, text: str) -> tuple[str, int | None]:
-        """A text with one word masked, and the id of that word; a single token where there is one.
+        """Return a text with one word masked, and the id of that word; a single token where there is one.
 
         Raises InputError for a text without a word.
         """
@@ -114,7 +114,7 @@ class FillMask(TokenPrediction, TextTask):
 
 
 def list_words(encoding: Encoding) -> list[int]:
-    """The positions of words that are one token; of all tokens of words where there are none."""
+    """List the positions of words that are one token; of all tokens of words where there are none."""
     words = {
         index: word
         for index, word in enumerate(encoding.word_ids)
@@ -125,5 +125,5 @@ def list_words(encoding: Encoding) -> list[int]:
 
 
 def mask_first(text: str, mask: str) -> str:
-    """The text with its first word replaced: longer texts are truncated at their end."""
+    """Return the text with its first word replaced: longer texts are truncated at their end."""
     return " ".join([mask, *text.split()[1:]])

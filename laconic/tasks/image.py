@@ -37,7 +37,8 @@ class ImageTask(FileTask):
 
     @classmethod
     def from_signature(cls, inputs: tuple[TensorSpec, ...]) -> Self:
-        """Pixels from 0 to 1, of the size that the model takes: a plain module says nothing of preprocessing.
+        """Make the task for pixels from 0 to 1, of the size that the model takes: a plain module says nothing of
+        preprocessing.
 
         Raises SourceError unless there is one input, float32 [batch, channels, height, width].
         """
@@ -76,7 +77,7 @@ class ImageTask(FileTask):
         return {"anyOf": [file, describe_array(spec.dtype, spec.shape[1:], spec.bounds)]}
 
     def parse(self, value: Any) -> Any:
-        """Takes the bytes of an image file, the same in base64, a Path, or an array that is already the input."""
+        """Take the bytes of an image file, the same in base64, a Path, or an array that is already the input."""
         if isinstance(value, str):
             value = self.read_base64(value)
         if isinstance(value, (bytes, Path)):

@@ -26,7 +26,7 @@ class ImageLocalization(LabelledTask, ImageTask):
     has_logits = False
 
     def parse(self, value: Any) -> Any:
-        """As other images; an array keeps its own height and width. A sample that is parsed stays as it is."""
+        """Parse as other images; an array keeps its own height and width. A sample that is parsed stays as it is."""
         if isinstance(value, Mapping) and isinstance(value.get(PIXELS), np.ndarray):
             return value
         if isinstance(value, str):
@@ -50,11 +50,12 @@ class ImageLocalization(LabelledTask, ImageTask):
                 )
 
     def encode(self, samples: Sequence[Any]) -> Arrays:
-        """Images of one batch; smaller ones, which only training mixes with larger ones, are padded with zeros."""
+        """Stack images of one batch; smaller ones, which only training mixes with larger ones, are padded with
+        zeros."""
         return {self.inputs[0].name: stack_padded([sample[PIXELS] for sample in samples])}
 
     def typical(self, batch: int, length: int, seed: int = 0) -> Arrays:
-        """Random images. Free sides are as long as those of a photograph, whatever the length."""
+        """Draw random images. Free sides are as long as those of a photograph, whatever the length."""
         (spec,), sides = self.inputs, self.preprocess.resized(PHOTOGRAPH)[::-1]
         free = {axis: side for axis, side in zip(spec.shape[2:], sides, strict=True) if isinstance(axis, str)}
         return {spec.name: spec.sample(np.random.default_rng(seed), free | {BATCH: batch})}
@@ -64,5 +65,5 @@ class ImageLocalization(LabelledTask, ImageTask):
 
 
 def make_picture(pixels: Array, size: Sequence[int]) -> dict[str, Array]:
-    """A sample. size: height and width of the image as it came."""
+    """Make a sample. size: height and width of the image as it came."""
     return {PIXELS: pixels, SIZE: np.asarray(size, np.int64)}

@@ -41,7 +41,7 @@ class MultiLabelClassification(LabelledText):
         return () if are_known(wanted, known) else class_names(set(wanted))
 
     def parse_label(self, value: Any, sample: Any) -> Any:
-        """1.0 for each class of the sample, 0.0 for the others. value: names or numbers of classes."""
+        """Return 1.0 for each class of the sample, 0.0 for the others. value: names or numbers of classes."""
         chosen = {find_class(label, self.labels) for label in as_list(value)}
         return [float(index in chosen) for index in range(len(self.labels) or max(chosen, default=0) + 1)]
 
@@ -85,5 +85,5 @@ class MultiLabelClassification(LabelledText):
 
 
 def as_list(value: Any) -> list[Any]:
-    """The classes of a label: a list as it is, a single name or number as one."""
+    """Return the classes of a label: a list as it is, a single name or number as one."""
     return list(value) if isinstance(value, (list, tuple)) else [value]

@@ -81,17 +81,17 @@ class ObjectDetection(ImageLocalization):
         return super().assets() | {SCORING: to_json(self.scoring.model_dump(mode="json"))}
 
     def read_row(self, values: Mapping[str, Any], folder: Path) -> tuple[tuple[Any, ...], Any]:
-        """An image with its objects: under `label` as in answers, or under `objects` as in COCO's data sets."""
+        """Read an image with its objects: under `label` as in answers, or under `objects` as in COCO's data sets."""
         samples, label = super().read_row(values, folder)
         return samples, read_columns(values[OBJECTS]) if label is None and values.get(OBJECTS) is not None else label
 
     def parse_label(self, value: Any, sample: Any) -> Any:
-        """The class of each object and its box as `Detections` have it, [objects, 5] float64."""
+        """Return the class of each object and its box as `Detections` have it, [objects, 5] float64."""
         height, width = sample[SIZE].tolist()
         return np.array([read_object(each, self.labels, width, height) for each in check_list(value)]).reshape(-1, 5)
 
     def find(self, outputs: Arrays) -> list[Detections]:
-        """The objects of each sample, whatever their scores.
+        """Return the objects of each sample, whatever their scores.
 
         outputs: logits [samples, queries, classes] and boxes [samples, queries, 4], in this order. Raises InputError.
         """
@@ -105,7 +105,8 @@ class ObjectDetection(ImageLocalization):
         ]
 
     def describe(self, found: Detections, size: Array) -> list[dict[str, Any]]:
-        """The objects of an answer, with boxes in whole pixels. size: height and width of the image as it came."""
+        """Return the objects of an answer, with boxes in whole pixels. size: height and width of the image as it
+        came."""
         kept = found.pick(found.scores > THRESHOLD)
         corners = (kept.boxes * size[[1, 0, 1, 0]].astype(np.float32)).astype(np.int64)  # cut, as by transformers
         return [
@@ -124,8 +125,8 @@ class ObjectDetection(ImageLocalization):
     def agreements(
         self, reference: Arrays, candidate: Arrays, labels: Sequence[Any] | None = None
     ) -> Iterator[Agreement]:
-        """The share of each model's objects that the other finds too: of the same class, above the threshold, with an
-        intersection over union of at least a half."""
+        """Measure the share of each model's objects that the other finds too: of the same class, above the threshold,
+        with an intersection over union of at least a half."""
         sides = [[each.pick(each.scores > THRESHOLD) for each in self.find(side)] for side in (reference, candidate)]
         for name, (ours, theirs) in {"recall": sides, "precision": sides[::-1]}.items():
             kept = [find_again(*pair) for pair in zip(ours, theirs, strict=True)]
@@ -152,19 +153,20 @@ class ObjectDetection(ImageLocalization):
         return make_precision_scorer(self.find(outputs), wanted)
 
     def align(self, reference: Arrays, candidate: Arrays) -> Arrays:
-        """A detector that chooses its queries by their scores puts nearly equal ones in either order."""
+        """Put the queries in the order of the reference: a detector that chooses its queries by their scores puts
+        nearly equal ones in either order."""
         return align_queries(reference, candidate)
 
 
 def find_again(ours: Detections, theirs: Detections) -> Array:
-    """Whether each of our objects is among theirs: of the same class, with an intersection over union of at least a
-    half. Returns bool [objects]."""
+    """Return whether each of our objects is among theirs: of the same class, with an intersection over union of at
+    least a half. Returns bool [objects]."""
     near = (measure_iou(ours.boxes, theirs.boxes) >= 0.5) & (ours.classes[:, None] == theirs.classes[None])
     return np.asarray(near.any(axis=1))
 
 
 def check_outputs(outputs: Arrays) -> tuple[Array, Array]:
-    """The logits and the boxes of a detector. Raises InputError for outputs of other forms."""
+    """Return the logits and the boxes of a detector. Raises InputError for outputs of other forms."""
     arrays = list(outputs.values())[:2]
     shapes = {name: list(array.shape) for name, array in outputs.items()}
     if len(arrays) < 2 or any(each.ndim != 3 for each in arrays) or arrays[1].shape[1:] != (arrays[0].shape[1], 4):
@@ -176,14 +178,15 @@ def check_outputs(outputs: Arrays) -> tuple[Array, Array]:
 
 
 def check_list(value: Any) -> Sequence[Any]:
-    """The objects of an image. Raises DataError for anything but a list."""
+    """Return the objects of an image. Raises DataError for anything but a list."""
     if not isinstance(value, (list, tuple)):
         raise DataError(f"a label must be a list of objects {FORM}; not {value!r}")
     return value
 
 
 def read_object(value: Any, labels: Sequence[str], width: int, height: int) -> list[float]:
-    """The number of an object's class, and the left, top, right and bottom of its box as shares of the image's sides.
+    """Read the number of an object's class, and the left, top, right and bottom of its box as shares of the image's
+    sides.
 
     labels: the names of the classes. A box is cut where it leaves the image. Raises DataError.
     """
@@ -202,9 +205,8 @@ def read_object(value: Any, labels: Sequence[str], width: int, height: int) -> l
 
 
 def read_columns(value: Any) -> list[dict[str, Any]]:
-    """Objects in the form of answers, from lists under `bbox` (left, top, width and height, in pixels) and `category`
-    (numbers or names of classes). Crowds (`iscrowd`) are left out. Raises DataError.
-    """
+    """Read objects in the form of answers, from lists under `bbox` (left, top, width and height, in pixels) and
+    `category` (numbers or names of classes). Crowds (`iscrowd`) are left out. Raises DataError."""
     lists: list[Any] = [value.get(name) for name in ("bbox", "category")] if isinstance(value, Mapping) else []
     if not lists or not all(isinstance(each, (list, tuple)) for each in lists) or not all(map(is_box, lists[0])):
         raise DataError(
@@ -223,6 +225,6 @@ def read_columns(value: Any) -> list[dict[str, Any]]:
 
 
 def is_box(sides: Any) -> bool:
-    """Whether something is a list of four numbers."""
+    """Return whether something is a list of four numbers."""
     numbers = isinstance(sides, (list, tuple)) and all(isinstance(side, (int, float)) for side in sides)
     return numbers and len(sides) == 4 and not any(isinstance(side, bool) for side in sides)

@@ -20,7 +20,7 @@ Activation = Literal["identity", "sigmoid"]
 
 
 def make_blank_tokenizer() -> Tokenizer:
-    """A tokenizer of a single word, for a task that only needs the shapes of its inputs."""
+    """Make a tokenizer of a single word, for a task that only needs the shapes of its inputs."""
     return Tokenizer(WordLevel({"": 0}, unk_token=""))
 
 

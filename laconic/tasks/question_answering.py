@@ -78,7 +78,7 @@ class QuestionAnswering(TextTask):
         return (value[QUESTION], value[CONTEXT])
 
     def read_row(self, values: Mapping[str, Any], folder: Path) -> tuple[tuple[Any, ...], Any]:
-        """A row of SQuAD: question, context and answers, `{"text": [...], "answer_start": [...]}`."""
+        """Read a row of SQuAD: question, context and answers, `{"text": [...], "answer_start": [...]}`."""
         if self.field in values:
             return (values[self.field],), values.get(ANSWERS)
         for key in (QUESTION, CONTEXT):
@@ -95,8 +95,8 @@ class QuestionAnswering(TextTask):
             ) from error
 
     def parse_label(self, value: Any, sample: Any) -> Any:
-        """The positions of the first and the last token of the answer, both 0 where the answer was cut off, and of the
-        first and the last token of the context."""
+        """Return the positions of the first and the last token of the answer, both 0 where the answer was cut off, and
+        of the first and the last token of the context."""
         start, end = read_answer(value, sample[1])
         encoding = self.tokenizer.encode(*sample)
         context = find_context(encoding)
@@ -132,7 +132,7 @@ class QuestionAnswering(TextTask):
     def agreements(
         self, reference: Arrays, candidate: Arrays, labels: Sequence[Any] | None = None
     ) -> Iterator[Agreement]:
-        """The tokens of answers that are the same (F1), and whether there is an answer at all."""
+        """Compare the tokens of answers (F1), and whether there is an answer at all."""
         wanted = first(reference)
         found, filled = fit_positions(first(candidate), wanted.shape[1]), find_filled(wanted)
         sides = [
@@ -172,13 +172,13 @@ class QuestionAnswering(TextTask):
 
 
 def measure_span_f1(one: tuple[int, int], other: tuple[int, int]) -> float:
-    """The F1 of the tokens of two spans, by their first and last positions."""
+    """Measure the F1 of the tokens of two spans, by their first and last positions."""
     shared = max(0, min(one[1], other[1]) - max(one[0], other[0]) + 1)
     return 2 * shared / (one[1] - one[0] + 1 + other[1] - other[0] + 1)
 
 
 def read_answer(value: Any, context: str) -> tuple[int, int]:
-    """Where the first of the answers begins and ends in the context, in characters. Raises DataError."""
+    """Return where the first of the answers begins and ends in the context, in characters. Raises DataError."""
     try:
         text, start = value["text"], value["answer_start"]
         text, start = (text, start) if isinstance(text, str) else (text[0], int(start[0]))
@@ -192,8 +192,8 @@ def read_answer(value: Any, context: str) -> tuple[int, int]:
 
 
 def find_span(logits: Array, low: int, high: int) -> tuple[int, int, float]:
-    """The likeliest span from `low` to `high`, of at most LONGEST tokens: its first and last position, and its score,
-    the product of both probabilities. logits: [positions, 2].
+    """Find the likeliest span from `low` to `high`, of at most LONGEST tokens: its first and last position, and its
+    score, the product of both probabilities. logits: [positions, 2].
 
     The first position, where a model points that finds no answer, takes part in the probabilities.
     """
@@ -235,14 +235,15 @@ class Passage(Tokens):
         return self.first + max(len(self.words), 1) - 1
 
     def find_characters(self, low: int, high: int) -> tuple[int, int]:
-        """The characters of the context from the word of one position to that of another."""
+        """Find the characters of the context from the word of one position to that of another."""
         if not self.words:
             return 0, 0
         return self.words[low - self.first][0], self.words[high - self.first][1]
 
 
 def make_passages(encoding: Encoding, context: str) -> list[Passage]:
-    """The windows of a context, overlapping by OVERLAP tokens, or by half where a window has fewer than twice as many.
+    """Make the windows of a context, overlapping by OVERLAP tokens, or by half where a window has fewer than twice as
+    many.
 
     encoding: of the question and the context, which is truncated and is the second of both.
     """
@@ -268,7 +269,7 @@ def make_passages(encoding: Encoding, context: str) -> list[Passage]:
 
 
 def read_tokens(encodings: Sequence[Encoding]) -> list[Token]:
-    """The tokens of the context in all parts of a truncated encoding."""
+    """Read the tokens of the context in all parts of a truncated encoding."""
     found = []
     words: dict[int, tuple[int, int]] = {}
     for encoding in encodings:
@@ -283,5 +284,5 @@ def read_tokens(encodings: Sequence[Encoding]) -> list[Token]:
 
 
 def find_context(encoding: Encoding) -> list[int]:
-    """The positions of the context's tokens."""
+    """Find the positions of the context's tokens."""
     return [index for index, part in enumerate(encoding.sequence_ids) if part == 1]

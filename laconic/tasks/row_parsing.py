@@ -39,7 +39,7 @@ class RowParsing(NamedTask):
     """The names of the classes; empty where they have none."""
 
     def with_labels(self, labels: Sequence[str]) -> Self:
-        """The same task for a model with other classes."""
+        """Return the same task for a model with other classes."""
         task = copy.copy(self)
         task.labels = tuple(labels)
         return task
@@ -49,7 +49,7 @@ class RowParsing(NamedTask):
         return self.labels[index] if index < len(self.labels) else str(index)
 
     def read_row(self, values: Mapping[str, Any], folder: Path) -> tuple[tuple[Any, ...], Any]:
-        """The samples of a row of a file in `folder`, as `parse` takes them, and its label or None.
+        """Read the samples of a row of a file in `folder`, as `parse` takes them, and its label or None.
 
         One sample; two where the row is a pair of samples that are compared with each other. Raises InputError.
         """
@@ -61,24 +61,24 @@ class RowParsing(NamedTask):
         return (self.read_field(values[self.field], folder),), values.get(LABEL)
 
     def read_field(self, value: Any, folder: Path) -> Any:
-        """What `parse` takes, from the field of a row of a file in `folder`. Raises InputError."""
+        """Return what `parse` takes, from the field of a row of a file in `folder`. Raises InputError."""
         return value
 
     def from_arrays(self, arrays: Arrays) -> Any:
-        """What `parse` takes, from the arrays of one sample by input."""
+        """Return what `parse` takes, from the arrays of one sample by input."""
         return arrays
 
     def parse_label(self, value: Any, sample: Any) -> Any:
-        """The label of a parsed sample from a row's value. Raises InputError or DataError for one that `scorer` cannot
-        use."""
+        """Parse the label of a parsed sample from a row's value. Raises InputError or DataError for one that `scorer`
+        cannot use."""
         return value
 
     def has_target(self, sample: Any) -> bool:
-        """Whether a sample says what a model is to write for it, where the model reads that too."""
+        """Return whether a sample says what a model is to write for it, where the model reads that too."""
         return True
 
     def with_answers(self, samples: Sequence[Any], written: Array) -> list[Any]:
-        """The samples with the answers of a model as their targets. written: [samples, tokens] int64, padded."""
+        """Return the samples with the answers of a model as their targets. written: [samples, tokens] int64, padded."""
         return list(samples)
 
 
@@ -96,10 +96,11 @@ class Targeted:
 
 
 def strip_target(sample: Any) -> Any:
-    """The sample itself, without its target if it has one."""
+    """Return the sample itself, without its target if it has one."""
     return sample.sample if isinstance(sample, Targeted) else sample
 
 
 def is_file(source: Any) -> bool:
-    """Whether a sample is the path or the content of a file that is decoded at each access, with or without target."""
+    """Return whether a sample is the path or the content of a file that is decoded at each access, with or without
+    target."""
     return isinstance(strip_target(source), (Path, bytes))

@@ -43,12 +43,12 @@ class SemanticSegmentation(ImageLocalization):
     architectures: ClassVar[tuple[str, ...]] = ("ForSemanticSegmentation",)
 
     def read_row(self, values: Mapping[str, Any], folder: Path) -> tuple[tuple[Any, ...], Any]:
-        """An image, and as its label the path of a map of classes, relative to `folder`."""
+        """Read an image, and as its label the path of a map of classes, relative to `folder`."""
         samples, label = super().read_row(values, folder)
         return samples, None if label is None else self.read_field(label, folder)
 
     def parse_label(self, value: Any, sample: Any) -> Any:
-        """The number of a class for each pixel of the model's input, [height, width] int64.
+        """Return the number of a class for each pixel of the model's input, [height, width] int64.
 
         value: an image file of one channel whose values are the numbers of classes, or an array.
         """
@@ -77,7 +77,7 @@ class SemanticSegmentation(ImageLocalization):
         return [self.describe(row, size) for row, size in zip(first(outputs), sizes, strict=True)]
 
     def describe(self, logits: Array, size: tuple[int, int]) -> dict[str, Any]:
-        """The classes of an image as a PNG of their numbers, and the share of the image that each has.
+        """Return the classes of an image as a PNG of their numbers, and the share of the image that each has.
 
         logits: [classes, height, width]. size: height and width of the image as it came.
         """
@@ -111,8 +111,8 @@ class SemanticSegmentation(ImageLocalization):
                 yield Agreement("iou", share, CLASS_IOU_LEAST, f"class {self.label(number)!r}")
 
     def null_answers(self, reference: Arrays) -> dict[str, Arrays]:
-        """The most frequent class everywhere, as a background, the most frequent class of each place, and the maps of
-        other samples."""
+        """Return the most frequent class everywhere, as a background, the most frequent class of each place, and the
+        maps of other samples."""
         (name, logits), *_ = reference.items()
         chosen = logits.argmax(axis=1)
         usual = np.bincount(chosen.ravel(), minlength=logits.shape[1]).argmax()
@@ -129,7 +129,7 @@ class SemanticSegmentation(ImageLocalization):
 
 
 def read_map(source: bytes | Path) -> Image.Image:
-    """The numbers of classes in an image file. Raises InputError for one of several channels."""
+    """Read the numbers of classes in an image file. Raises InputError for one of several channels."""
     image = open_image(source)
     if image.mode not in ("1", "L", "P", "I", "I;16"):
         raise InputError(
@@ -140,7 +140,7 @@ def read_map(source: bytes | Path) -> Image.Image:
 
 
 def choose_classes(logits: Array, size: tuple[int, int]) -> Array:
-    """The likeliest class of each pixel of an image of that height and width, [height, width].
+    """Choose the likeliest class of each pixel of an image of that height and width, [height, width].
 
     logits: [classes, rows, columns], interpolated bilinearly between the centres of pixels, as torch does with
     align_corners=False.
@@ -164,7 +164,7 @@ def place_between(length: int, size: int) -> tuple[Array, Array, Array]:
 
 
 def count_overlap(found: Sequence[Array] | Array, wanted: Sequence[Array] | Array, classes: int) -> tuple[Array, Array]:
-    """The pixels of each sample and class that both maps have, and that either has, [samples, classes] each.
+    """Return the pixels of each sample and class that both maps have, and that either has, [samples, classes] each.
 
     Pixels without a class in `wanted` do not count.
     """

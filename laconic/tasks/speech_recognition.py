@@ -71,12 +71,12 @@ class SpeechRecognition(AudioTask):
         return super().assets() | {CHARACTERS: to_json(self.characters.model_dump(mode="json"))}
 
     def read_row(self, values: Mapping[str, Any], folder: Path) -> tuple[tuple[Any, ...], Any]:
-        """A recording, and what is said in it."""
+        """Read a recording, and what is said in it."""
         samples, label = super().read_row(values, folder)
         return samples, values.get(TEXT, label)
 
     def parse_label(self, value: Any, sample: Any) -> Any:
-        """What is said, as the model writes it. Raises DataError where it cannot."""
+        """Return what is said, as the model writes it. Raises DataError where it cannot."""
         if not isinstance(value, str):
             raise DataError(f"a label must be the text of what is said, not {value!r}")
         text = " ".join(value.split())
@@ -90,7 +90,7 @@ class SpeechRecognition(AudioTask):
         return {FRAMES: self.preprocess.count_frames(sizes["samples"])} if "samples" in sizes else {}
 
     def write(self, logits: Array) -> list[str]:
-        """The text of each recording. logits: [samples, frames, tokens], zeros at frames of padding."""
+        """Return the text of each recording. logits: [samples, frames, tokens], zeros at frames of padding."""
         return [
             self.characters.decode(row[filled].argmax(axis=-1).tolist())
             for row, filled in zip(logits, find_filled(logits), strict=True)

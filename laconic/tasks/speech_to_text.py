@@ -67,7 +67,7 @@ class SpeechToText(WrittenText, RecordingTask):
 
     @classmethod
     def fits(cls, config: Mapping[str, Any]) -> bool:
-        """Whether the model reads spectrograms: encoder-decoders of texts and images have the same names."""
+        """Return whether the model reads spectrograms: encoder-decoders of texts and images have the same names."""
         return bool(config.get("is_encoder_decoder")) and "num_mel_bins" in config
 
     @classmethod
@@ -103,7 +103,7 @@ class SpeechToText(WrittenText, RecordingTask):
         self.check_generation(count)
 
     def read_row(self, values: Mapping[str, Any], folder: Path) -> tuple[tuple[Any, ...], Any]:
-        """A recording, and what is to be written for it."""
+        """Read a recording, and what is to be written for it."""
         (source,), label = super().read_row(values, folder)
         text = values.get(TEXT, label)
         if text is None:
@@ -112,8 +112,8 @@ class SpeechToText(WrittenText, RecordingTask):
         return (Targeted(source, target, source.name if isinstance(source, Path) else ""),), text
 
     def find_prefix(self, language: Any) -> tuple[int, ...]:
-        """The tokens before a text: of its language where the model chooses it, and the forced ones. Raises DataError
-        for a language that it does not know."""
+        """Find the tokens before a text: of its language where the model chooses it, and the forced ones. Raises
+        DataError for a language that it does not know."""
         settings = self.settings
         if not settings.languages:
             return settings.forced_decoder_ids
@@ -127,11 +127,11 @@ class SpeechToText(WrittenText, RecordingTask):
         return (int(token), *settings.forced_decoder_ids)
 
     def parse_label(self, value: Any, sample: Any) -> Any:
-        """The ids of the target's tokens."""
+        """Return the ids of the target's tokens."""
         return list(sample.target)
 
     def parse(self, value: Any) -> Any:
-        """Takes the bytes of an audio file, the same in base64, a Path, a waveform with its rate as `{"array": [...],
+        """Take the bytes of an audio file, the same in base64, a Path, a waveform with its rate as `{"array": [...],
         "sampling_rate": 16000}`, an array that is already the input, or any of them with a target."""
         if isinstance(value, Targeted):
             return replace(value, sample=self.parse(value.sample))
@@ -159,7 +159,7 @@ class SpeechToText(WrittenText, RecordingTask):
         ]
 
     def encode(self, samples: Sequence[Any]) -> Arrays:
-        """Spectrograms and targets; a sample without a target has the start token alone."""
+        """Encode spectrograms and targets; a sample without a target has the start token alone."""
         pairs = [(each.sample, each.target) if isinstance(each, Targeted) else (each, ()) for each in samples]
         features = np.stack([features for features, _ in pairs])
         return {FEATURES: features} | self.encode_targets([target for _, target in pairs])
@@ -174,7 +174,7 @@ class SpeechToText(WrittenText, RecordingTask):
         return make_word_scorer(found, [self.write(target[begin:]) for target in labels])
 
     def typical(self, batch: int, length: int, seed: int = 0) -> Arrays:
-        """Noise, with a target of `length` tokens where the bounds allow."""
+        """Make noise, with a target of `length` tokens where the bounds allow."""
         return self.sample_inputs({BATCH: batch, TARGET: length}, seed)
 
     def sample_inputs(self, sizes: Mapping[str, int], seed: int = 0) -> Arrays:
@@ -183,7 +183,7 @@ class SpeechToText(WrittenText, RecordingTask):
         return {FEATURES: features} | self.draw_target(rows, sizes.get(TARGET, 1), sizes.get(PAST, 0), seed)
 
     def examples(self, count: int, seed: int = 0) -> list[Any]:
-        """Tones of varied pitch with noise, of up to 3 s, or as long as a recording may be."""
+        """Make tones of varied pitch with noise, of up to 3 s, or as long as a recording may be."""
         rng = np.random.default_rng(seed)
         rate = self.preprocess.sampling_rate
         longest = min(3, self.preprocess.chunk_length) * rate

@@ -134,18 +134,18 @@ class Tensors(Task):
 
 
 def describe_value(name: str, value: int) -> str:
-    """The words for one value of an output, or one class."""
+    """Return the words for one value of an output, or one class."""
     return f"{name} {value}"
 
 
 def are_logits(answers: Array, labels: Array) -> bool:
-    """Whether answers are the logits of classes, and labels the numbers of the right ones."""
+    """Return whether answers are the logits of classes, and labels the numbers of the right ones."""
     return labels.dtype.kind in "iu" and labels.ndim == 1 and answers.ndim == 2 and answers.shape[1] > 1
 
 
 def likeness(reference: Array, candidate: Array) -> Array:
-    """The cosine of each sample's answers; of few numbers their closeness, of what is no float the share that is the
-    same."""
+    """Return the cosine of each sample's answers; of few numbers their closeness, of what is no float the share that is
+    the same."""
     if reference.dtype.kind != "f":
         return np.asarray((reference == candidate).reshape(len(reference), -1).mean(axis=1))
     if reference[:1].size > MOST_NUMBERS:

@@ -36,7 +36,7 @@ UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 def count_ids(tokenizer: Tokenizer) -> int:
-    """One more than the largest id of a token."""
+    """Return one more than the largest id of a token."""
     size = int(tokenizer.get_vocab_size())
     if size and tokenizer.id_to_token(size - 1) is not None and tokenizer.id_to_token(size) is None:
         return size
@@ -45,12 +45,12 @@ def count_ids(tokenizer: Tokenizer) -> int:
 
 
 def is_pair(values: Mapping[str, Any]) -> bool:
-    """Whether a row has the two columns of a pair."""
+    """Return whether a row has the two columns of a pair."""
     return all(name in values for name in PAIR)
 
 
 def read_pair(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """The two texts of a row. Raises InputError for anything else than strings."""
+    """Read the two texts of a row. Raises InputError for anything else than strings."""
     for name in PAIR:
         if not isinstance(values[name], str):
             raise InputError(f"expected a string under {name!r}, got {type(values[name]).__name__}")
@@ -121,7 +121,7 @@ class TextTask(Task):
 
     @staticmethod
     def read_tokenizer(folder: Path) -> Tokenizer:
-        """The tokenizer of an artifact. Raises CorruptArtifact."""
+        """Read the tokenizer of an artifact. Raises CorruptArtifact."""
         try:
             return Tokenizer.from_file(str(folder / TOKENIZER))
         except Exception as error:  # tokenizers raises bare Exception
@@ -136,7 +136,7 @@ class TextTask(Task):
 
     @staticmethod
     def signature(preprocessing: Preprocessing) -> tuple[TensorSpec, ...]:
-        """The inputs of a model that reads tokens, int64 [batch, seq]."""
+        """Return the inputs of a model that reads tokens, int64 [batch, seq]."""
         if preprocessing.fixed_length:
             return (TensorSpec(name="input_ids", dtype="int64", shape=(BATCH, preprocessing.max_tokens)),)
         names = ["input_ids", "attention_mask", *(["token_type_ids"] if preprocessing.token_types else [])]
@@ -149,7 +149,7 @@ class TextTask(Task):
         return cls(given.tokenizer, cls.signature(given), max_tokens=given.max_tokens, pad_id=given.pad_id)
 
     def read_row(self, values: Mapping[str, Any], folder: Path) -> tuple[tuple[Any, ...], Any]:
-        """One sample: the text, or the two columns of a pair as one."""
+        """Read one sample: the text, or the two columns of a pair as one."""
         if is_pair(values):
             return (read_pair(values),), values.get(LABEL)
         return super().read_row(values, folder)
@@ -160,7 +160,7 @@ class TextTask(Task):
         return value
 
     def sample_schema(self) -> dict[str, Any]:
-        """A text, or a pair of texts."""
+        """Describe a text, or a pair of texts."""
         return {"anyOf": [TEXT_SCHEMA, PAIR_SCHEMA]}
 
     def example_request(self) -> dict[str, Any]:
@@ -199,7 +199,7 @@ class TextTask(Task):
             self.multiple = 1
 
     def round_up(self, length: int) -> int:
-        """The tokens to which texts of at most `length` are padded; no more than the model takes."""
+        """Return the tokens to which texts of at most `length` are padded; no more than the model takes."""
         return max(length, min(-(-length // self.multiple) * self.multiple, self.max_tokens))
 
     def set_truncation(self, length: int) -> None:
@@ -251,7 +251,7 @@ class TextTask(Task):
         return int(mask.sum()) if mask is not None else first(inputs).size
 
     def encode_texts(self, samples: Sequence[Any]) -> list[Encoding]:
-        """The tokens of each sample, special tokens included."""
+        """Return the tokens of each sample, special tokens included."""
         return self.tokenizer.encode_batch(list(samples))
 
     def limit_ids(self, count: int) -> None:

@@ -53,7 +53,7 @@ class Text2TextGeneration(WrittenText, TextTask):
 
     @classmethod
     def recognizes(cls, config: Mapping[str, Any]) -> bool:
-        """Whether the model reads texts: encoder-decoders of images and sound have the same names."""
+        """Return whether the model reads texts: encoder-decoders of images and sound have the same names."""
         return bool(config.get("is_encoder_decoder")) and not {"num_mel_bins", "vision_config"} & set(config)
 
     @classmethod
@@ -86,7 +86,7 @@ class Text2TextGeneration(WrittenText, TextTask):
         raise InputError(f"a sample must be a text, not {type(value).__name__}")
 
     def read_row(self, values: Mapping[str, Any], folder: Path) -> tuple[tuple[Any, ...], Any]:
-        """The text of a row with its target, in the column of that name or of a label."""
+        """Read the text of a row with its target, in the column of that name or of a label."""
         (text,), label = super().read_row(values, folder)
         target = values.get(TARGET, label)
         if target is None or not isinstance(text, str):
@@ -94,7 +94,7 @@ class Text2TextGeneration(WrittenText, TextTask):
         return (TargetedText(text, self.encode_text(target)),), target
 
     def parse_label(self, value: Any, sample: Any) -> Any:
-        """The ids of the target's tokens."""
+        """Return the ids of the target's tokens."""
         return list(self.encode_text(value))
 
     def has_target(self, sample: Any) -> bool:
@@ -104,7 +104,7 @@ class Text2TextGeneration(WrittenText, TextTask):
         return [TargetedText(text, self.cut(ids)) for text, ids in zip(samples, written.tolist(), strict=True)]
 
     def encode(self, samples: Sequence[Any]) -> Arrays:
-        """Source and target; a sample without a target has the start token alone."""
+        """Encode source and target; a sample without a target has the start token alone."""
         return super().encode(samples) | self.encode_targets([getattr(each, "target", ()) for each in samples])
 
     def check_values(self, inputs: Arrays) -> None:

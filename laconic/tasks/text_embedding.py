@@ -42,7 +42,7 @@ class TextEmbedding(Embedding, TextTask):
 
 
 def parse_score(value: Any) -> float | None:
-    """The score of a pair of texts, any finite number; None where there is none. Raises InputError."""
+    """Parse the score of a pair of texts, any finite number; None where there is none. Raises InputError."""
     if value is None:
         return None
     try:

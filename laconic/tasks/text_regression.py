@@ -89,7 +89,7 @@ class TextRegression(LabelledText):
         return numbers
 
     def scores(self, outputs: Arrays) -> Array:
-        """The scores, [samples, outputs] float64."""
+        """Return the scores, [samples, outputs] float64."""
         logits = first(outputs).astype(np.float64)
         logits = logits.reshape(len(logits), -1)
         return sigmoid(logits) if self.activation == "sigmoid" else logits
@@ -114,12 +114,12 @@ class TextRegression(LabelledText):
             yield from compare_scores(one, two, f"score {self.label(index)!r}")
 
     def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
-        """The coefficient of determination, the mean over the outputs; 0 where the labels do not vary."""
+        """Score by the coefficient of determination, the mean over the outputs; 0 where the labels do not vary."""
         return make_r2_scorer(self.scores(outputs), np.asarray(labels, np.float64).reshape(len(labels), -1))
 
 
 def parse_numbers(value: Any) -> list[float]:
-    """A label as numbers, one or more, also from a column of texts. Raises DataError."""
+    """Parse a label as numbers, one or more, also from a column of texts. Raises DataError."""
     values = value if isinstance(value, (list, tuple)) else [value]
     try:
         numbers = [float(each) for each in values]

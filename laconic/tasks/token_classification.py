@@ -65,7 +65,7 @@ class TokenClassification(LabelledText):
         raise InputError(f"a sample must be a text, not {type(value).__name__}")
 
     def read_row(self, values: Mapping[str, Any], folder: Path) -> tuple[tuple[Any, ...], Any]:
-        """A text with its entities; or words with a tag each, which are joined by spaces."""
+        """Read a text with its entities; or words with a tag each, which are joined by spaces."""
         if TOKENS not in values or self.field in values:
             return super().read_row(values, folder)
         words, tags = values[TOKENS], values.get(TAGS)
@@ -74,7 +74,7 @@ class TokenClassification(LabelledText):
         return (" ".join(words),), None if tags is None else join_tags(words, self.name_tags(tags))
 
     def name_tags(self, tags: Any) -> Any:
-        """Tags by their names, where they are given by the numbers of the model's classes. Raises InputError."""
+        """Name tags, where they are given by the numbers of the model's classes. Raises InputError."""
         numbers = isinstance(tags, (list, tuple)) and all(type(tag) is int for tag in tags)
         if not tags or not numbers:
             return tags
@@ -87,7 +87,8 @@ class TokenClassification(LabelledText):
         return [self.labels[tag] for tag in tags]
 
     def parse_label(self, value: Any, sample: Any) -> Any:
-        """The number of a class for each token, IGNORED for special tokens. value: entities, as `read_spans` takes."""
+        """Return the number of a class for each token, IGNORED for special tokens. value: entities, as `read_spans`
+        takes."""
         spans = read_spans(value)
         encoding = self.tokenizer.encode(sample)
         classes = {label: index for index, label in enumerate(self.labels)}
@@ -111,7 +112,8 @@ class TokenClassification(LabelledText):
         ]
 
     def describe_entities(self, probabilities: Array, text: str) -> Iterator[dict[str, Any]]:
-        """The entities of a text, as the token classification pipeline of transformers aggregates them (`simple`).
+        """Return the entities of a text, as the token classification pipeline of transformers aggregates them
+        (`simple`).
 
         probabilities: [positions, classes].
         """
@@ -141,7 +143,7 @@ class TokenClassification(LabelledText):
     def agreements(
         self, reference: Arrays, candidate: Arrays, labels: Sequence[Any] | None = None
     ) -> Iterator[Agreement]:
-        """The tags of tokens that are the same, and of the entities of each tag those that have tag and ends alike."""
+        """Compare the tags of tokens, and of the entities of each tag those that have tag and ends alike."""
         wanted = first(reference)
         found, filled = fit_positions(first(candidate), wanted.shape[1]), find_filled(wanted)
         same = (wanted.argmax(-1) == found.argmax(-1))[filled]
@@ -154,7 +156,8 @@ class TokenClassification(LabelledText):
             yield from compare_class(wanted_mask, found_mask, f"entities {tag!r}", ENTITIES_LEAST)
 
     def list_entities(self, classes: Array, filled: Array) -> set[tuple[int, "Entity"]]:
-        """The entities of all samples, each with the number of its sample. classes, filled: [samples, positions]."""
+        """List the entities of all samples, each with the number of its sample. classes, filled: [samples,
+        positions]."""
         return {
             (row, entity)
             for row, (numbers, there) in enumerate(zip(classes, filled, strict=True))
@@ -177,12 +180,13 @@ class TokenClassification(LabelledText):
 
 
 def split_tag(label: str) -> tuple[str, str]:
-    """The prefix and the tag of a class, as `B` and `PER` of `B-PER`; a class without a prefix continues an entity."""
+    """Return the prefix and the tag of a class, as `B` and `PER` of `B-PER`; a class without a prefix continues an
+    entity."""
     return (label[0], label[2:]) if label[:2] in ("B-", "I-") else ("I", label)
 
 
 def find_tag(tag: str, classes: Mapping[str, int], *, begins: bool) -> int:
-    """The class of a token of an entity. Raises DataError for a tag that the model does not know."""
+    """Find the class of a token of an entity. Raises DataError for a tag that the model does not know."""
     for name in (f"B-{tag}" if begins else f"I-{tag}", f"I-{tag}", f"B-{tag}", tag):
         if name in classes:
             return classes[name]
@@ -191,7 +195,7 @@ def find_tag(tag: str, classes: Mapping[str, int], *, begins: bool) -> int:
 
 
 def group_tokens(kept: Sequence[int], classes: Sequence[int] | Array, labels: Sequence[str]) -> Iterator[Entity]:
-    """The entities among some tokens: adjacent ones of the same tag, up to one that begins another.
+    """Return the entities among some tokens: adjacent ones of the same tag, up to one that begins another.
 
     kept: the positions of the text's own tokens. classes: of all positions.
     """
@@ -211,7 +215,8 @@ def group_tokens(kept: Sequence[int], classes: Sequence[int] | Array, labels: Se
 
 
 def join_tags(words: Sequence[str], tags: Any) -> list[dict[str, Any]]:
-    """The entities of words that are joined by spaces, from a tag for each, as B-PER, I-PER or O. Raises InputError."""
+    """Return the entities of words that are joined by spaces, from a tag for each, as B-PER, I-PER or O. Raises
+    InputError."""
     if not isinstance(tags, (list, tuple)) or len(tags) != len(words):
         raise InputError(f"expected a tag for each of the {len(words)} words under {TAGS!r}")
     if not all(isinstance(tag, str) for tag in tags):
@@ -229,7 +234,8 @@ def join_tags(words: Sequence[str], tags: Any) -> list[dict[str, Any]]:
 
 
 def read_spans(value: Any) -> list[dict[str, Any]]:
-    """The entities of a label: objects with `start`, `end` (in characters, the end exclusive) and `label`, in order.
+    """Read the entities of a label: objects with `start`, `end` (in characters, the end exclusive) and `label`, in
+    order.
 
     Raises DataError for anything else, and for entities that overlap.
     """

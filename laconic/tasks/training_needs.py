@@ -28,7 +28,8 @@ class TrainingNeeds(NamedTask):
     """The length of a row for which memory is planned, at most, where the request names none."""
 
     def figures_from_loss(self, loss: float) -> dict[str, float]:
-        """Figures that take the place of the metric, from the objective's mean loss; empty where there are none."""
+        """Return figures that take the place of the metric, from the objective's mean loss; empty where there are
+        none."""
         return {}
 
     def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:

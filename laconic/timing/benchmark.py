@@ -71,8 +71,8 @@ def benchmark_sessions(
 
 
 def is_settled(seconds: Mapping[str, Sequence[float]], *, baseline: str, least: int) -> bool:
-    """Whether the ratio of each session to the baseline is known, by at least `least` rounds; of a lone session, its
-    time. seconds: of each run."""
+    """Return whether the ratio of each session to the baseline is known, by at least `least` rounds; of a lone session,
+    its time. seconds: of each run."""
     if len(seconds[baseline]) < least:
         return False
     ratios = [np.array(seconds[baseline]) / np.array(values) for name, values in seconds.items() if name != baseline]
@@ -81,7 +81,7 @@ def is_settled(seconds: Mapping[str, Sequence[float]], *, baseline: str, least: 
 
 
 def measure_speeds(sessions: Mapping[str, Session], task: Processing, threads: int) -> dict[str, float]:
-    """The speed of each session relative to the first, by name: the geometric mean over TRIAL_BATCHES.
+    """Measure the speed of each session relative to the first, by name: the geometric mean over TRIAL_BATCHES.
 
     By processor time, so that other programs on the machine do not influence a choice by it.
     """
