@@ -16,7 +16,8 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantTy
 from torch import Tensor, nn
 
 from laconic.arrays import Arrays
-from laconic.data.dataset import Dataset, batches
+from laconic.data.batches import batches
+from laconic.data.dataset import Dataset
 from laconic.data.reader import read
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.signature import call

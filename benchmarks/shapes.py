@@ -40,7 +40,8 @@ from torch import nn
 from export.sources import as_checkpoint_source, capture_graph, open_source
 from laconic.artifacts.artifact import Artifact
 from laconic.cache import VARIABLE, Cache
-from laconic.data.dataset import Dataset, batches
+from laconic.data.batches import batches
+from laconic.data.dataset import Dataset
 from laconic.data.reader import read
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.torch_session import TorchSession

@@ -11,7 +11,8 @@ import torch
 
 from laconic.arrays import Arrays
 from laconic.cache import Cache
-from laconic.data.dataset import Dataset, Samples, batches
+from laconic.data.batches import batches
+from laconic.data.dataset import Dataset, Samples
 from laconic.hashing import environment_digest, hash_of
 from laconic.models.encoder_decoder import EncoderDecoder
 from laconic.models.source import CheckpointSource, Source

@@ -15,7 +15,8 @@ from export.capture.source_divergence import find_source_divergence
 from laconic.arrays import Arrays
 from laconic.artifacts.manifest import GRAPH, GRAPH_JSON, read_manifest
 from laconic.cache import Cache
-from laconic.data.dataset import Dataset, batches
+from laconic.data.batches import batches
+from laconic.data.dataset import Dataset
 from laconic.data.formats import load_arrays
 from laconic.errors import SourceError, UntrustedCode
 from laconic.hardware import cores

@@ -111,39 +111,39 @@ def make_mean_scorer(values: Array) -> Scorer:
     return Scorer(lambda index: float(values[index].mean()), np.ones((1, len(values))), values)
 
 
-def make_f1_scorer(correct: Array, found: Array, wanted: Array) -> Scorer:
+def make_f1_scorer(correct: Array, predicted: Array, expected: Array) -> Scorer:
     """Make a scorer of the micro-averaged F1, 1 where nothing is found and nothing is wanted.
 
-    correct, found, wanted: how many items of each sample are both found and wanted, found, wanted, [samples].
+    correct, predicted, expected: how many items of each sample are both found and wanted, found, wanted, [samples].
     """
 
     def score(index: Array) -> float:
-        total = int(found[index].sum() + wanted[index].sum())
+        total = int(predicted[index].sum() + expected[index].sum())
         return 2 * float(correct[index].sum()) / total if total else 1.0
 
-    return Scorer(score, (found + wanted)[None])
+    return Scorer(score, (predicted + expected)[None])
 
 
-def make_r2_scorer(found: Array, wanted: Array) -> Scorer:
+def make_r2_scorer(predictions: Array, labels: Array) -> Scorer:
     """Make a scorer of the coefficient of determination, the mean over the outputs; 0 for labels that do not vary.
 
-    found, wanted: [samples, outputs] float64.
+    predictions, labels: [samples, outputs] float64.
     """
 
     def score(index: Array) -> float:
-        total = np.square(wanted[index] - wanted[index].mean(axis=0)).sum(axis=0)
-        left = np.square(wanted[index] - found[index]).sum(axis=0)
+        total = np.square(labels[index] - labels[index].mean(axis=0)).sum(axis=0)
+        left = np.square(labels[index] - predictions[index]).sum(axis=0)
         return float(np.where(total > 0, 1 - left / np.where(total > 0, total, 1), 0).mean())
 
-    return make_scorer(score, len(wanted))
+    return make_scorer(score, len(labels))
 
 
-def count_edits(found: Sequence[str], wanted: Sequence[str]) -> int:
+def count_edits(words: Sequence[str], reference: Sequence[str]) -> int:
     """Count the fewest words to replace, to add and to leave out that make one text of another (Levenshtein, 1966)."""
-    costs = list(range(len(wanted) + 1))
-    for row, word in enumerate(found, 1):
+    costs = list(range(len(reference) + 1))
+    for row, word in enumerate(words, 1):
         above, costs[0] = costs[0], row
-        for column, other in enumerate(wanted, 1):
+        for column, other in enumerate(reference, 1):
             above, costs[column] = (
                 costs[column],
                 min(costs[column] + 1, costs[column - 1] + 1, above + (word != other)),
@@ -151,9 +151,9 @@ def count_edits(found: Sequence[str], wanted: Sequence[str]) -> int:
     return costs[-1]
 
 
-def make_word_scorer(found: Sequence[str], wanted: Sequence[str]) -> Scorer:
+def make_word_scorer(texts: Sequence[str], references: Sequence[str]) -> Scorer:
     """Make a scorer of the word accuracy: 1 minus the word error rate, which counts wrong, missing and added words per
-    word of what is wanted. found, wanted: the texts of each sample."""
-    edits = np.array([count_edits(one.split(), other.split()) for one, other in zip(found, wanted, strict=True)])
-    words = np.array([len(text.split()) for text in wanted])
+    word of what is wanted. texts, references: the texts of each sample."""
+    edits = np.array([count_edits(one.split(), other.split()) for one, other in zip(texts, references, strict=True)])
+    words = np.array([len(text.split()) for text in references])
     return Scorer(lambda index: 1 - float(edits[index].sum()) / max(int(words[index].sum()), 1), words[None])

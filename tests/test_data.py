@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from laconic.data.dataset import batches, split
+from laconic.data.batches import batches
+from laconic.data.dataset import split
 from laconic.data.reader import make_dataset, read
 from laconic.errors import DataError
 from laconic.recipes.recipe import Recipe

@@ -14,7 +14,8 @@ from onnx import TensorProto, helper, shape_inference
 from compress.quantize.channel_statistics import ChannelStatistics
 from compress.quantize.histogram import Histogram
 from laconic.arrays import Arrays
-from laconic.data.dataset import Dataset, batches
+from laconic.data.batches import batches
+from laconic.data.dataset import Dataset
 from laconic.data.reader import make_dataset
 from laconic.errors import DataError
 from laconic.hardware import cores

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.nn.functional import pad, unfold
 from transformers.pytorch_utils import Conv1D
 
-from laconic.data.dataset import Dataset, batches
+from laconic.data.batches import batches
+from laconic.data.dataset import Dataset
 from laconic.models.hooks import forward_hooks
 from laconic.models.signature import call
 from laconic.tasks.task import Task

@@ -13,7 +13,8 @@ from export.candidates.plan_evaluator import PlanEvaluator
 from export.passes.rewrite import read_tensors
 from export.placements.split_decoder import has_decoder
 from laconic.arrays import Array, Arrays
-from laconic.data.dataset import Dataset, batches
+from laconic.data.batches import batches
+from laconic.data.dataset import Dataset
 from laconic.hardware import cores
 from laconic.quantization.graph import Graph, Layer
 from laconic.quantization.plan import Plan

@@ -140,8 +140,8 @@ class Artifact:
     def model_for(self, runtime: str) -> Path:
         """Return the path of the graph that is placed for an engine; without one, of the preferred placement's
         graph."""
-        own = next((each for each in self.manifest.placements if each.runtime == runtime), None)
-        return self.path / own.model if own else self.model
+        placement = next((each for each in self.manifest.placements if each.runtime == runtime), None)
+        return self.path / placement.model if placement else self.model
 
     @property
     def size(self) -> int:
@@ -178,8 +178,8 @@ class Artifact:
         """
         placements = self.manifest.placements
         if runtime is not None:
-            own = next((each for each in placements if each.runtime == runtime), placements[0])
-            return Choice(make_runtime(runtime), own, {})
+            placement = next((each for each in placements if each.runtime == runtime), placements[0])
+            return Choice(make_runtime(runtime), placement, {})
         installed = {each.runtime: each for each in placements if is_installed(each.runtime)}
         if len(installed) > 1:
             speeds = self._race(installed, threads, again=again)

@@ -55,8 +55,8 @@ def bench(
 
 def check_same_inputs(first: Artifact, other: Artifact) -> None:
     """Raise UsageError unless two artifacts have the same inputs."""
-    wanted, found = ([(spec.name, spec.dtype, spec.shape) for spec in x.manifest.inputs] for x in (first, other))
-    if wanted != found:
+    expected, actual = ([(spec.name, spec.dtype, spec.shape) for spec in x.manifest.inputs] for x in (first, other))
+    if expected != actual:
         raise UsageError(
             f"{other.path} takes {[spec.describe() for spec in other.manifest.inputs]}, {first.path} takes "
             f"{[spec.describe() for spec in first.manifest.inputs]}: they cannot be timed on the same inputs"

@@ -32,10 +32,10 @@ def compare(first: Path, second: Path, data: Path | None = None, runtime: str | 
     pair = (Artifact.load(first), Artifact.load(second))
     check_same_task(*pair)
     sides = [summarize(artifact) for artifact in pair]
-    found: dict[str, Any] = {"a": sides[0], "b": sides[1], "differ": list(list_differences(*pair))}
+    comparison: dict[str, Any] = {"a": sides[0], "b": sides[1], "differ": list(list_differences(*pair))}
     if data is not None:
-        found["agreement"] = measure_agreement(*pair, data, runtime)
-    return found
+        comparison["agreement"] = measure_agreement(*pair, data, runtime)
+    return comparison
 
 
 def check_same_task(first: Artifact, second: Artifact) -> None:
@@ -97,17 +97,17 @@ def list_differences(first: Artifact, second: Artifact) -> Iterator[dict[str, An
 def index_history(artifact: Artifact) -> dict[HistoryKey, Record]:
     """Index the records of the history by stage."""
     seen: Counter[str] = Counter()
-    found = {}
+    records = {}
     for record in artifact.manifest.history:
-        found[record.stage, seen[record.stage]] = record
+        records[record.stage, seen[record.stage]] = record
         seen[record.stage] += 1
-    return found
+    return records
 
 
 def flatten_settings(artifact: Artifact, shared: Collection[HistoryKey]) -> dict[str, Any]:
     """Return all settings of an artifact by name. shared: the stages whose settings are listed one by one."""
     manifest = artifact.manifest
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "source": manifest.source.get("kind"),
         "target": manifest.target,
         "engine": manifest.placement,
@@ -118,14 +118,14 @@ def flatten_settings(artifact: Artifact, shared: Collection[HistoryKey]) -> dict
     for step, record in index_history(artifact).items():
         name = f"{step[0]} ({step[1] + 1})" if step[1] else step[0]
         if step in shared:
-            found |= {f"{name}, {setting}": value for setting, value in record.config.items()}
+            settings |= {f"{name}, {setting}": value for setting, value in record.config.items()}
         else:
-            found[name] = find_recipe_config(manifest.recipe, step) or "as it is by default"
+            settings[name] = find_recipe_config(manifest.recipe, step) or "as it is by default"
     goal = manifest.recipe.get("goal")
-    found |= {f"goal.{name}": value for name, value in goal.items()} if isinstance(goal, Mapping) else {}
-    found |= {"seed": manifest.recipe.get("seed")}
-    found |= {f"samples to {role}": fingerprint for role, fingerprint in manifest.data.items()}
-    return found | {f"version of {name}": version for name, version in manifest.versions.items()}
+    settings |= {f"goal.{name}": value for name, value in goal.items()} if isinstance(goal, Mapping) else {}
+    settings |= {"seed": manifest.recipe.get("seed")}
+    settings |= {f"samples to {role}": fingerprint for role, fingerprint in manifest.data.items()}
+    return settings | {f"version of {name}": version for name, version in manifest.versions.items()}
 
 
 def find_recipe_config(recipe: Mapping[str, Any], step: HistoryKey) -> dict[str, Any]:
@@ -151,12 +151,12 @@ def measure_agreement(first: Artifact, second: Artifact, data: Path, runtime: st
         )
     task = first.task()
     dataset = read(data, task)
-    found = []
+    predictions = []
     for artifact in (first, second):
         with artifact.open(runtime, threads=cores()) as session:
-            found.append(predict(session, artifact.task(), dataset))
-    fidelity = measure_fidelity(task, *found)
-    agreements = task.agreements(*make_finite(*found)[:2], dataset.labels)
+            predictions.append(predict(session, artifact.task(), dataset))
+    fidelity = measure_fidelity(task, *predictions)
+    agreements = task.agreements(*make_finite(*predictions)[:2], dataset.labels)
     figures: dict[str, Any] = {
         "samples": len(dataset),
         "fidelity": float(fidelity.mean()),
@@ -165,14 +165,14 @@ def measure_agreement(first: Artifact, second: Artifact, data: Path, runtime: st
     }
     if dataset.labels is not None:
         every = np.arange(len(dataset))
-        one, two = (task.scorer(each, dataset.labels)(every) for each in found)
+        one, two = (task.scorer(each, dataset.labels)(every) for each in predictions)
         figures |= {"metric": task.metric, "metric_a": float(one), "metric_b": float(two)}
     return figures
 
 
-def make_rows(found: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+def make_rows(comparison: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Make rows of the comparison for people: name, and a formatted value of each artifact."""
-    sides = (found["a"], found["b"])
+    sides = (comparison["a"], comparison["b"])
 
     def row(name: str, key: str, write: Callable[[Any], str]) -> tuple[str, str, str]:
         one, two = ("" if each[key] is None else write(each[key]) for each in sides)

@@ -68,19 +68,19 @@ KIND_FIGURES = {"fidelity_p5": "5th percentile", "fidelity_worst": "worst"}
 def format_kind(comparison: Comparison) -> GainRow:
     """Format the row of one kind of samples."""
     figures = comparison.figures
-    found = [f"{label} {format_fidelity(figures[key])}" for key, label in KIND_FIGURES.items() if key in figures]
+    parts = [f"{label} {format_fidelity(figures[key])}" for key, label in KIND_FIGURES.items() if key in figures]
     return GainRow(
         figure=f"fidelity, {comparison.subject.removeprefix('artifact ')}",
         original="1",
         artifact=format_fidelity(figures.get("fidelity", math.nan)),
-        change=f"{', '.join(found)} of {comparison.samples}",
+        change=f"{', '.join(parts)} of {comparison.samples}",
     )
 
 
 def find_timings(timings: Iterable[Timing], batch: int) -> tuple[Timing, Timing] | None:
     """Find the original's and the artifact's timing at a batch size; None unless there are exactly these two."""
-    found = sorted((time for time in timings if time.batch == batch), key=lambda time: time.engine != ORIGINAL)
-    return (found[0], found[1]) if len(found) == 2 else None
+    pair = sorted((time for time in timings if time.batch == batch), key=lambda time: time.engine != ORIGINAL)
+    return (pair[0], pair[1]) if len(pair) == 2 else None
 
 
 def format_speedup(time: Timing) -> str:

@@ -98,17 +98,20 @@ def measure_golden_agreement(
     and for all where one is missing.
     """
     outputs = [(golden, run(inputs)) for inputs, golden in pairs]
-    if any(not golden.keys() <= found.keys() for golden, found in outputs):
+    if any(not golden.keys() <= candidate.keys() for golden, candidate in outputs):
         return dict.fromkeys(pairs[0][1], 0.0)
-    aligned = [(golden, task.align(golden, found)) for golden, found in outputs]
-    return {name: measure_agreement([(golden[name], found[name]) for golden, found in aligned]) for name in pairs[0][1]}
+    aligned = [(golden, task.align(golden, candidate)) for golden, candidate in outputs]
+    return {
+        name: measure_agreement([(golden[name], candidate[name]) for golden, candidate in aligned])
+        for name in pairs[0][1]
+    }
 
 
 def measure_agreement(pairs: Sequence[tuple[Array, Array]]) -> float:
     """Measure the agreement of one output over several batches, each with its golden array and the array to compare."""
-    if any(golden.shape != found.shape for golden, found in pairs):
+    if any(golden.shape != candidate.shape for golden, candidate in pairs):
         return 0.0
-    finite = [make_finite({"": golden}, {"": found}) for golden, found in pairs]
+    finite = [make_finite({"": golden}, {"": candidate}) for golden, candidate in pairs]
     if any(each.is_broken.any() for each in finite):
         return 0.0
     a = np.concatenate([each.reference[""].ravel() for each in finite])

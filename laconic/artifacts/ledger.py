@@ -78,8 +78,8 @@ def format_entry(entry: StageEntry) -> dict[str, str]:
         "fidelity": (format_fidelity, "fidelity"),
         "worst": (format_fidelity, "fidelity worst"),
     }
-    found = {name: write(figures[key]) if key in figures else "" for name, (write, key) in columns.items()}
+    cells = {name: write(figures[key]) if key in figures else "" for name, (write, key) in columns.items()}
     for name, key in (("parameters", "parameters"), ("size", "bytes"), ("multiply-adds", "multiply-adds")):
         if entry.stage != START and left.get(key, 1) != 1:
-            found[name] += f" ({100 * left[key]:.0f} %)"
-    return found
+            cells[name] += f" ({100 * left[key]:.0f} %)"
+    return cells

@@ -37,16 +37,16 @@ def tune(path: Path, original: Session | None = None, *, threads: int = 1, steps
         times = benchmark_sessions(
             sessions, artifact.task(), baseline=next(iter(sessions)), batches=BATCHES, threads=threads, step=step
         )
-        own = {time.batch: time.quartiles[0] for time in times if time.engine == name}
+        latencies = {time.batch: time.quartiles[0] for time in times if time.engine == name}
         kernels = session.kernels()
-        step.note = f"best at {find_knee(own)} rows"
-    found = {"machine": this_machine(), "timings": tuple(times), "knee": find_knee(own)}
-    found["products"] = audit_placement(
+        step.note = f"best at {find_knee(latencies)} rows"
+    updates = {"machine": this_machine(), "timings": tuple(times), "knee": find_knee(latencies)}
+    updates["products"] = audit_placement(
         artifact.measured.products, artifact.manifest, choice.placement, choice.engine.name, kernels
     )
     if this_machine() != artifact.measured.machine:
-        found["arithmetic"] = {}  # what another machine's kernels computed in
-    write_measurements(artifact, artifact.measured.model_copy(update=found))
+        updates["arithmetic"] = {}  # what another machine's kernels computed in
+    write_measurements(artifact, artifact.measured.model_copy(update=updates))
     return Artifact.load(path)
 
 

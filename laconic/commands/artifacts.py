@@ -52,8 +52,8 @@ def verify(
     if ledger:
         follow(artifact, original, runtime, data, builder=builder, trust=trust, as_json=as_json)
         return
-    given = {"--original": original, "--data": data, "--builder": builder, "--trust": trust or None}
-    if unused := [option for option, value in given.items() if value is not None]:
+    options = {"--original": original, "--data": data, "--builder": builder, "--trust": trust or None}
+    if unused := [option for option, value in options.items() if value is not None]:
         raise UsageError(f"{', '.join(unused)} is for the ledger, and none was requested. Give --ledger, too")
     from laconic.artifacts.inspection import verify
     from laconic.commands.tables import print_checks
@@ -90,10 +90,10 @@ def follow(
         lay_out=lambda session: LaidOutSession.of(session, artifact),
         open=lambda: open_served(artifact, choice.engine.name),
     )
-    found = make_parity_ledger(artifact, original, choice, serving, data=data, builder=builder, trust=trust)
-    print_json(found.plain()) if as_json else print_ledger(found)
-    if found.missed:
-        raise GoalMissed(f"{path} does not keep the original's outputs. Failed: {', '.join(found.missed)}")
+    parity = make_parity_ledger(artifact, original, choice, serving, data=data, builder=builder, trust=trust)
+    print_json(parity.plain()) if as_json else print_ledger(parity)
+    if parity.missed:
+        raise GoalMissed(f"{path} does not keep the original's outputs. Failed: {', '.join(parity.missed)}")
 
 
 def bench(
@@ -217,8 +217,8 @@ def compare(
     from laconic.artifacts.compare import compare
     from laconic.commands.tables import print_comparison
 
-    found = compare(first, second, data, runtime)
-    print_json(found) if as_json else print_comparison(found)
+    comparison = compare(first, second, data, runtime)
+    print_json(comparison) if as_json else print_comparison(comparison)
 
 
 def lint(
@@ -238,14 +238,14 @@ def lint(
         raise UsageError(f"there are no lint rules for target {target!r}. Known: tensorrt")
     path = Artifact.load(model).model_for(target) if model.is_dir() else model
     findings = lint_tensorrt(path)
-    found = {
+    report = {
         "model": str(path),
         "target": target,
         "findings": [asdict(finding) for finding in findings],
         "quantized": asdict(count_quantized(path)),
         "sparse": asdict(count_sparse_layers(path)),
     }
-    print_json(found) if as_json else print_lint(found)
+    print_json(report) if as_json else print_lint(report)
     errors = [finding.rule for finding in findings if finding.severity == "error"]
     if errors:
         raise GoalMissed(f"{path} is not fit for {target}: {', '.join(dict.fromkeys(errors))}")

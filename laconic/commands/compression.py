@@ -74,12 +74,12 @@ def compress(
     compares outputs with the original's on held-out samples, and writes an artifact with a report. An unmet goal is
     reported, with exit code 3.
     """
-    given: dict[str, Any] = {"source": source, "task": task, "builder": builder, "target": target, "to": to}
-    given |= {"engine_only": engine_only, "portable": portable, "keep_graph": keep_graph}
+    keys: dict[str, Any] = {"source": source, "task": task, "builder": builder, "target": target, "to": to}
+    keys |= {"engine_only": engine_only, "portable": portable, "keep_graph": keep_graph}
     goal = {"fidelity": fidelity, "max_drop": max_drop, "max_latency": max_latency, "max_size": max_size}
     samples: dict[str, Any] = {key: str(path) for key, path in (("calibrate", data), ("train", train)) if path}
     samples |= {"columns": parse_columns(column)} if column else {}
-    chosen = read_recipe(recipe, given | {"data": samples or None}, goal, trust=trust)
+    chosen = read_recipe(recipe, keys | {"data": samples or None}, goal, trust=trust)
     seconds = parse_search(budget, executor)
     if show_recipe:
         typer.echo(chosen.to_yaml(), nl=False)
@@ -133,7 +133,7 @@ def export(
 
     Without --data, outputs are compared on made-up inputs, and the artifact records that.
     """
-    given: dict[str, Any] = {
+    keys: dict[str, Any] = {
         "source": source,
         "task": task,
         "builder": builder,
@@ -142,7 +142,7 @@ def export(
     }
     from export.pipeline import export
 
-    chosen = read_recipe(None, given, {"fidelity": EXPORT_FIDELITY}, trust=trust)
+    chosen = read_recipe(None, keys, {"fidelity": EXPORT_FIDELITY}, trust=trust)
     finish(export(chosen, output, trust=trust), as_json)
 
 
@@ -174,30 +174,30 @@ def build(
     if original is not None:
         made = read_manifest(artifact)
         # A module of one's own is built with the arguments and for the inputs that it was compressed with.
-        own = {"arguments": made.source.get("arguments", {}), "inputs": made.inputs} if builder else {}
-        source = Origin.model_validate({"source": str(original), "task": made.task, "builder": builder} | own)
+        arguments = {"arguments": made.source.get("arguments", {}), "inputs": made.inputs} if builder else {}
+        source = Origin.model_validate({"source": str(original), "task": made.task, "builder": builder} | arguments)
     goal = None if fidelity is None else {"fidelity": fidelity}
     changes: dict[str, Any] = {"target": target, "engine_only": engine_only, "portable": portable, "goal": goal}
     changes |= {"data": data and str(data), "keep_graph": original is None}
     finish(build(artifact, output, changes=changes, original=source, trust=trust), as_json)
 
 
-def read_recipe(path: Path | None, given: dict[str, Any], goal: dict[str, Any], *, trust: bool) -> "Recipe":
+def read_recipe(path: Path | None, keys: dict[str, Any], goal: dict[str, Any], *, trust: bool) -> "Recipe":
     """Read a recipe from a file, or the ready or the default recipe; command-line options override it.
 
-    given, goal: keys of the recipe and of its goal; those that are None are left to the recipe.
+    keys, goal: keys of the recipe and of its goal; those that are None are left to the recipe.
     """
-    given = {key: value for key, value in given.items() if value is not None}
+    keys = {key: value for key, value in keys.items() if value is not None}
     required = {key: value for key, value in goal.items() if value is not None}
-    given |= {"goal": required} if required else {}
-    if path is None and "source" not in given:
+    keys |= {"goal": required} if required else {}
+    if path is None and "source" not in keys:
         raise UsageError("no source was given. Give a SOURCE, or a --recipe that names one")
     from laconic.recipes.ready import find_recipe
     from laconic.recipes.recipe import Recipe
 
     if path is None:
-        return Recipe.parse(given, where="command line")
-    return Recipe.load(find_recipe(path), trust=trust, **given)
+        return Recipe.parse(keys, where="command line")
+    return Recipe.load(find_recipe(path), trust=trust, **keys)
 
 
 def finish(result: "Result", as_json: bool) -> None:

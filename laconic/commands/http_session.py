@@ -136,8 +136,8 @@ def connect(server: "subprocess.Popen[str]", log: TextIO) -> http.client.HTTPCon
     """Connect to the address that a server prints when it is ready; this happens with the first request. log: what
     the server wrote about its failure. Raises RuntimeFailure."""
     assert server.stdout is not None, "the caller pipes it"
-    _, found, address = server.stdout.readline().partition("http://")
-    if not found:
+    _, scheme, address = server.stdout.readline().partition("http://")
+    if not scheme:
         server.wait()
         log.seek(0)
         reason = log.read().strip().rpartition("laconic: ")[2]

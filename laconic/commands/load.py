@@ -78,8 +78,8 @@ class ServedModel:
         """Send one request and return the body of its answer. Raises UsageError for another status than 200."""
         answer = await client.send(request)
         if answer.status != HTTPStatus.OK:
-            told = answer.body[:400].decode(errors="replace")
-            raise UsageError(f"{self.place.geturl()} answered {answer.status}: {told}")
+            reason = answer.body[:400].decode(errors="replace")
+            raise UsageError(f"{self.place.geturl()} answered {answer.status}: {reason}")
         return answer.body
 
     @property

@@ -65,19 +65,19 @@ def make_combination_table(plan: "MemoryPlan", title: str, rows: list["PlanRow"]
     plain = plan.plain.prediction
     _, size = choose_unit(plain.peak)
     for number, row in enumerate(rows, 1):
-        found = row.prediction
+        prediction = row.prediction
         chosen = plan.chosen is not None and row.combination.name == plan.chosen.combination.name
         mark = "*" if chosen else " " if row.fits(plan.memory) else "!"
         exact = "~" if row.combination.redraws_dropout else "="
         kind = exact if row.combination.exact else "+" if row.combination.whole else "a"
         table.add_row(
             f"{number:>2} {mark}{kind}",
-            f"{found.peak / size:.2f}",
-            format_factor(plain.peak / found.peak),
-            format_size(found.host / size),
-            format_factor(plain.total / found.total),
-            f"{found.seconds / plain.seconds:.2f}x",
-            *(format_size(found.at_peak[category] / size) for category in CATEGORIES),
+            f"{prediction.peak / size:.2f}",
+            format_factor(plain.peak / prediction.peak),
+            format_size(prediction.host / size),
+            format_factor(plain.total / prediction.total),
+            f"{prediction.seconds / plain.seconds:.2f}x",
+            *(format_size(prediction.at_peak[category] / size) for category in CATEGORIES),
         )
     return table
 

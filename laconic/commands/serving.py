@@ -102,5 +102,5 @@ def serve(
     """
     from serve.server import serve
 
-    given = {name: value or None if name in REPEATED else value for name, value in options.items()}
-    serve(artifacts or (), host=host, port=port, settings=settings, **given)
+    settings_given = {name: value or None if name in REPEATED else value for name, value in options.items()}
+    serve(artifacts or (), host=host, port=port, settings=settings, **settings_given)

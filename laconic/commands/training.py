@@ -56,10 +56,10 @@ def finetune(
     snapshot; under torchrun the same recipe trains on several devices.
     """
     files = {key: str(value) for key, value in {"train": data, "evaluate": evaluate}.items() if value}
-    given = {"source": source, "task": task, "builder": builder, "data": files or None}
+    keys = {"source": source, "task": task, "builder": builder, "data": files or None}
     options = {"epochs": epochs, "batch_size": batch, "steps": steps, "seed": seed, "memory": memory}
     settings = {"techniques": technique or None, "learning_rate": lr, "assignments": assignment or None}
-    chosen = read_training_recipe(recipe, given | options | settings, trust=trust)
+    chosen = read_training_recipe(recipe, keys | options | settings, trust=trust)
     if show_recipe:
         typer.echo(chosen.to_yaml(), nl=False)
         return
@@ -75,17 +75,17 @@ def finetune(
     print_json(summarize_tuned(tuned)) if as_json else print_tuned(tuned)
 
 
-def read_training_recipe(path: Path | None, given: dict[str, Any], *, trust: bool) -> "TrainingRecipe":
+def read_training_recipe(path: Path | None, keys: dict[str, Any], *, trust: bool) -> "TrainingRecipe":
     """Read a training recipe; the command-line options that were given override it. Raises UsageError for nothing."""
     from train.assignments import parse_value
     from train.settings import TrainingRecipe
 
-    given = {key: value for key, value in given.items() if value is not None}
-    if "techniques" in given:
-        given["techniques"] = [parse_value(text, "--technique") for text in given["techniques"]]
-    if path is None and not {"source", "data"} <= given.keys():
+    keys = {key: value for key, value in keys.items() if value is not None}
+    if "techniques" in keys:
+        keys["techniques"] = [parse_value(text, "--technique") for text in keys["techniques"]]
+    if path is None and not {"source", "data"} <= keys.keys():
         raise UsageError("nothing to train. Give a SOURCE and --data, or a --recipe that names them")
-    return TrainingRecipe.load(path, trust=trust, **given)
+    return TrainingRecipe.load(path, trust=trust, **keys)
 
 
 def print_tuned(result: "FinetuneResult") -> None:
@@ -140,8 +140,8 @@ def merge(
     check_free(output.resolve())
     checkpoint = load_source(adapter, trust=trust)
     checkpoint.save(output.resolve())
-    found = {"checkpoint": str(output), "task": checkpoint.task.name}
-    print_json(found) if as_json else typer.echo(f"{output}: {checkpoint.task.name}, with {adapter} merged")
+    summary = {"checkpoint": str(output), "task": checkpoint.task.name}
+    print_json(summary) if as_json else typer.echo(f"{output}: {checkpoint.task.name}, with {adapter} merged")
 
 
 def plan(
@@ -176,7 +176,7 @@ def plan(
 
     for drawing in filter(None, (picture, timeline)):
         check_path(drawing)
-    found = plan_source(
+    memory_plan = plan_source(
         Path(source),
         memory=memory,
         batch=batch,
@@ -191,7 +191,7 @@ def plan(
     )
     for path, draw in ((picture, plot_bars), (timeline, plot_chosen)):
         if path is not None:
-            draw(found, path)
-    print_json(summarize_plan(found)) if as_json else print_plan(found, everything=everything)
-    if found.chosen is None:
+            draw(memory_plan, path)
+    print_json(summarize_plan(memory_plan)) if as_json else print_plan(memory_plan, everything=everything)
+    if memory_plan.chosen is None:
         raise GoalMissed("no combination of techniques fits. Try a smaller --batch or --seq, or more --memory")

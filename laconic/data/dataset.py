@@ -2,16 +2,15 @@
 
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
 import numpy as np
 
-from laconic.arrays import Array, Arrays
+from laconic.arrays import Array
 from laconic.errors import DataError
 from laconic.hashing import hash_of
-from laconic.tasks.processing import Processing
 from laconic.tasks.row_parsing import is_file
 
 
@@ -139,14 +138,14 @@ class Dataset:
         unique: dict[str, int] = {}
         for row in sorted(range(len(self.keys)), key=lambda row: self.keys[row]):
             unique.setdefault(self.copies[row], row)
-        wanted = max(1, count // self.per_row)
+        size = max(1, count // self.per_row)
         cost = {row: sum(self.lengths[row * self.per_row : (row + 1) * self.per_row]) for row in unique.values()}
         ordered = sorted(unique.values(), key=lambda row: (cost[row], shuffle_key(self.keys[row], seed)))
-        if wanted >= len(ordered):
+        if size >= len(ordered):
             return self.rows(ordered, self.name)
         # Sorted by length, one row of each of `wanted` intervals of equal size.
         rng = np.random.default_rng(seed)
-        edges = np.linspace(0, len(ordered), wanted + 1).astype(int)
+        edges = np.linspace(0, len(ordered), size + 1).astype(int)
         return self.rows([ordered[rng.integers(a, b)] for a, b in itertools.pairwise(edges)], self.name)
 
 
@@ -181,21 +180,3 @@ def split(dataset: Dataset, sizes: Mapping[str, float], seed: int = 0) -> dict[s
         parts[name] = dataset.rows(rows, f"{dataset.name} ({name})")
         start = stop
     return parts
-
-
-def batches(dataset: Dataset, task: Processing, rows: int) -> Iterator[tuple[Array, Arrays]]:
-    """Encode a dataset in batches of at most `rows` samples; yields the indices [samples] and the tensors of each.
-
-    Samples are sorted by length, to pad little. Samples of different shapes share a batch only where the task pads.
-    """
-    apart = {} if task.padding else {index: str(each) for index, each in enumerate(dataset.shapes)}
-    ordered = sorted(range(len(dataset)), key=lambda index: (apart.get(index, ""), dataset.lengths[index], index))
-    start = 0
-    while start < len(ordered):
-        stop = start + 1
-        alike = apart.get(ordered[start])
-        while stop < min(start + rows, len(ordered)) and apart.get(ordered[stop]) == alike:
-            stop += 1
-        indices = ordered[start:stop]
-        yield np.array(indices), task.encode([dataset.samples[index] for index in indices])
-        start = stop

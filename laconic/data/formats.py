@@ -210,10 +210,10 @@ def folder(path: Path, task: Task, also: Collection[str] = ()) -> Iterator[Row]:
             f"{path.name} holds both class folders ({classes[0].name}) and {kind} ({loose[0].name}). "
             f"Put every file into the folder of its class, or none"
         )
-    found: list[tuple[Path, str | None]] = [(file, None) for file in loose]
+    files: list[tuple[Path, str | None]] = [(file, None) for file in loose]
     for entry in classes:
-        found += [(file, entry.name) for file in sorted(entry.iterdir()) if is_sample(file, kind)]
-    for number, (file, label) in enumerate(found, 1):
+        files += [(file, entry.name) for file in sorted(entry.iterdir()) if is_sample(file, kind)]
+    for number, (file, label) in enumerate(files, 1):
         yield Row(number, {task.field: file, **({} if label is None else {LABEL: label})})
 
 

@@ -50,15 +50,15 @@ def lead_texts(rows: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, str]]:
     index, empty = MinHashLSH(threshold=CANDIDATE, num_perm=PERMUTATIONS), MinHash(PERMUTATIONS, hashfunc=int)
     pieces: dict[str, list[frozenset[int]]] = {}
     for key, texts in rows.items():
-        own = [cut_pieces(text) for text in texts]
+        cut = [cut_pieces(text) for text in texts]
         signature = empty.copy()
-        signature.update_batch([piece ^ number for number, part in enumerate(own) for piece in part])
-        leader = next((other for other in sorted(index.query(signature)) if are_near(own, pieces[other])), None)
+        signature.update_batch([piece ^ number for number, part in enumerate(cut) for piece in part])
+        leader = next((other for other in sorted(index.query(signature)) if are_near(cut, pieces[other])), None)
         if leader is not None:
             yield key, leader
         else:
             index.insert(key, signature)
-            pieces[key] = own
+            pieces[key] = cut
 
 
 def cut_pieces(text: str) -> frozenset[int]:

@@ -24,8 +24,8 @@ def rows(path: Path, task: RowParsing, also: Collection[str] = ()) -> Iterator[R
     number = expanded = 0
     try:
         schema = pq.read_schema(path)
-        wanted = (task.field, *task.columns, KIND, *also)
-        columns = [name for name in schema.names if name in wanted] or list(schema.names)
+        known = (task.field, *task.columns, KIND, *also)
+        columns = [name for name in schema.names if name in known] or list(schema.names)
         # A value that is stored once for many rows stays one value until its row is read.
         shared = [name for name in columns if is_text(schema.field(name).type)]
         with pq.ParquetFile(path, read_dictionary=shared) as file:

@@ -59,12 +59,12 @@ def list_shards(path: Path) -> list[Path]:
 def rename_columns(row: Row, columns: Mapping[str, str], path: Path) -> Row:
     """Return the row with the task's names of columns. Raises DataError for a column that it lacks."""
     values = dict(row.values)
-    for name, given in columns.items():
-        if given in values:
-            values[name] = values.pop(given)
+    for name, column in columns.items():
+        if column in values:
+            values[name] = values.pop(column)
         elif name not in values:
             raise DataError(
-                f"{path.name}, row {row.number}: there is no column {given!r} for {name!r}. The columns are "
+                f"{path.name}, row {row.number}: there is no column {column!r} for {name!r}. The columns are "
                 f"{', '.join(map(repr, row.values))}"
             )
     return Row(row.number, values)

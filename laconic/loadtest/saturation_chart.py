@@ -31,10 +31,12 @@ def draw_saturation(points: Sequence[LoadPoint], title: str) -> str:
         line = " ".join(f"{left:.1f},{top:.1f}" for left, top in places)
         parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
         for point, (left, top) in zip(drawn, places, strict=True):
-            told = (
+            caption = (
                 f"{point.value:g} {point.load}: {point.goodput:.0f} requests/s, {name} {point.latencies[name]:.1f} ms"
             )
-            parts.append(f'<circle cx="{left:.1f}" cy="{top:.1f}" r="4" fill="{colour}"><title>{told}</title></circle>')
+            parts.append(
+                f'<circle cx="{left:.1f}" cy="{top:.1f}" r="4" fill="{colour}"><title>{caption}</title></circle>'
+            )
         parts.append(f'<text x="{LEFT + 10 + 60 * number}" y="{2 * MARGIN}" fill="{colour}">{name}</text>')
     parts += [
         f'<text x="{WIDTH / 2}" y="{MARGIN}" text-anchor="middle">{escape(title)}</text>',

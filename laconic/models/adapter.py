@@ -98,9 +98,9 @@ def read_adapter(folder: Path) -> Adapter:
             raise SourceError(
                 f"{folder} holds an adapter with {key} {config[key]!r}; expected {expected!r}. Merge it with peft"
             )
-    if found := [key for key in REFUSED if config.get(key)]:
+    if refused := [key for key in REFUSED if config.get(key)]:
         raise SourceError(
-            f"{folder} holds an adapter with {', '.join(found)}, which is not supported. Merge it with peft"
+            f"{folder} holds an adapter with {', '.join(refused)}, which is not supported. Merge it with peft"
         )
     if not (folder / WEIGHTS).is_file():
         raise SourceError(f"{folder} has no {WEIGHTS}. Save the adapter with save_pretrained, as safetensors")

@@ -44,22 +44,18 @@ def read_audio_preprocess(folder: Path, config: Any) -> tuple[AudioPreprocess, b
     config: of the model.
     Raises SourceError for a folder without it, and for one that transformers reads in another way.
     """
-    own = open_feature_extractor(folder)
+    extractor = open_feature_extractor(folder)
     made = AudioPreprocess(
-        sampling_rate=own.sampling_rate,
-        normalize=bool(getattr(own, "do_normalize", False)),
+        sampling_rate=extractor.sampling_rate,
+        normalize=bool(getattr(extractor, "do_normalize", False)),
         convolutions=tuple(chain(*split_convolutions(config))),
     )
     for waveform in make_probes(made.sampling_rate):
-        difference = measure_error(own, made, waveform)
+        difference = measure_error(extractor, made, waveform)
         if difference > SAMPLE_ERROR:
-            described = f"values differ by up to {difference:.3g}" if np.isfinite(difference) else "the input differs"
-            raise SourceError(
-                f"{folder / SETTINGS} is for {type(own).__name__}, whose rules Laconic does not know: {described}. "
-                f"Models that read waveforms are known, as wav2vec 2.0, HuBERT and WavLM; give others with --builder, "
-                f"and arrays in .npz, prepared by your own code"
-            )
-    return made, bool(getattr(own, "return_attention_mask", False))
+            known = "Models that read waveforms are known, as wav2vec 2.0, HuBERT and WavLM"
+            raise make_unknown(folder, extractor, difference, known)
+    return made, bool(getattr(extractor, "return_attention_mask", False))
 
 
 def open_feature_extractor(folder: Path) -> Any:
@@ -81,40 +77,47 @@ def read_log_mel(folder: Path, config: Any) -> LogMelPreprocess:
     Raises SourceError for a folder without it, for one that transformers reads in another way, and for one that is not
     of this model.
     """
-    own = open_feature_extractor(folder)
+    extractor = open_feature_extractor(folder)
     names = LogMelPreprocess.model_fields
     try:
-        made = LogMelPreprocess(**{name: getattr(own, name) for name in names if hasattr(own, name)})
+        made = LogMelPreprocess(**{name: getattr(extractor, name) for name in names if hasattr(extractor, name)})
     except ValidationError as error:
         first = error.errors()[0]
         raise SourceError(
             f"{folder / SETTINGS} sets {first['loc'][0]} to {first['input']!r}: {first['msg'].lower()}"
         ) from None
-    difference = max(measure_difference(own, made, waveform) for waveform in make_probes(made.sampling_rate))
+    difference = max(measure_difference(extractor, made, waveform) for waveform in make_probes(made.sampling_rate))
     if not difference <= FEATURE_ERROR:
-        described = f"values differ by up to {difference:.3g}" if np.isfinite(difference) else "the input differs"
-        raise SourceError(
-            f"{folder / SETTINGS} is for {type(own).__name__}, whose rules Laconic does not know: {described}. "
-            f"Encoder-decoders that read the log-mel spectrograms of WhisperFeatureExtractor are known; give others "
-            f"with --builder, and arrays in .npz, prepared by your own code"
-        )
-    wanted = (config.num_mel_bins, 2 * config.max_source_positions)  # one convolution has a stride of two
-    if (made.feature_size, made.frames) != wanted:
+        known = "Encoder-decoders that read the log-mel spectrograms of WhisperFeatureExtractor are known"
+        raise make_unknown(folder, extractor, difference, known)
+    expected = (config.num_mel_bins, 2 * config.max_source_positions)  # one convolution has a stride of two
+    if (made.feature_size, made.frames) != expected:
         raise SourceError(
             f"{folder / SETTINGS} makes {made.feature_size} bands and {made.frames} frames of a recording, and the "
-            f"model reads {wanted[0]} and {wanted[1]}. Copy the folder again: the two are of different models"
+            f"model reads {expected[0]} and {expected[1]}. Copy the folder again: the two are of different models"
         )
     return made
 
 
-def measure_difference(own: Any, made: LogMelPreprocess, waveform: Any) -> float:
+def make_unknown(folder: Path, extractor: Any, difference: float, known: str) -> SourceError:
+    """Make the error for a feature extractor that prepares recordings in another way. known: which ones are known."""
+    described = f"values differ by up to {difference:.3g}" if np.isfinite(difference) else "the input differs"
+    return SourceError(
+        f"{folder / SETTINGS} is for {type(extractor).__name__}, whose rules Laconic does not know: {described}. "
+        f"{known}; give others with --builder, and arrays in .npz, prepared by your own code"
+    )
+
+
+def measure_difference(extractor: Any, made: LogMelPreprocess, waveform: Any) -> float:
     """Measure the largest difference of a feature between a feature extractor of transformers and ours; infinite for
     inputs of different shapes."""
-    if not isinstance(own, transformers.WhisperFeatureExtractor):
+    if not isinstance(extractor, transformers.WhisperFeatureExtractor):
         return float("inf")
-    found = np.asarray(own(waveform, sampling_rate=made.sampling_rate, return_tensors="np")["input_features"][0])
+    features = np.asarray(
+        extractor(waveform, sampling_rate=made.sampling_rate, return_tensors="np")["input_features"][0]
+    )
     ours = made.apply(waveform, made.sampling_rate)
-    return float(np.abs(found - ours).max()) if found.shape == ours.shape else float("inf")
+    return float(np.abs(features - ours).max()) if features.shape == ours.shape else float("inf")
 
 
 def make_probes(rate: int) -> list[Any]:
@@ -124,16 +127,16 @@ def make_probes(rate: int) -> list[Any]:
     return [np.zeros(rate // 4, np.float32), noise, 0.001 * noise[: rate // 3]]
 
 
-def measure_error(own: Any, made: AudioPreprocess, waveform: Any) -> float:
+def measure_error(extractor: Any, made: AudioPreprocess, waveform: Any) -> float:
     """Measure the largest difference of a sample between a feature extractor of transformers and ours; infinite for
     inputs of different shapes."""
     try:
-        features = own(waveform, sampling_rate=made.sampling_rate, return_tensors="np")
-        found = np.asarray(features["input_values"][0])
+        features = extractor(waveform, sampling_rate=made.sampling_rate, return_tensors="np")
+        samples = np.asarray(features["input_values"][0])
     except (ValueError, TypeError, IndexError, KeyError, AttributeError, RuntimeError):  # it makes other inputs
         return float("inf")
     ours = made.apply(waveform, made.sampling_rate)
-    return float(np.abs(found - ours).max()) if found.shape == ours.shape else float("inf")
+    return float(np.abs(samples - ours).max()) if samples.shape == ours.shape else float("inf")
 
 
 def read_characters(folder: Path, size: int) -> CtcVocabulary:
@@ -143,14 +146,14 @@ def read_characters(folder: Path, size: int) -> CtcVocabulary:
     Raises SourceError for a folder without it, and for one that transformers reads in another way.
     """
     try:
-        own = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        names = {index: token for token, index in own.get_vocab().items()}
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        names = {index: token for token, index in tokenizer.get_vocab().items()}
         made = CtcVocabulary(
             tokens=tuple(names.get(index, "") for index in range(size)),
-            blank=own.pad_token_id,
-            delimiter=own.word_delimiter_token,
-            upper=bool(own.do_lower_case),
-            unknown=own.unk_token_id,
+            blank=tokenizer.pad_token_id,
+            delimiter=tokenizer.word_delimiter_token,
+            upper=bool(tokenizer.do_lower_case),
+            unknown=tokenizer.unk_token_id,
         )
     except Exception as error:  # the type is of a later version, or of no transformers
         raise SourceError(
@@ -160,10 +163,10 @@ def read_characters(folder: Path, size: int) -> CtcVocabulary:
     rng = np.random.default_rng(0)
     for length in (1, 20, 200):
         ids = rng.integers(0, size, length).repeat(rng.integers(1, 4, length)).tolist()
-        if (expected := own.decode(ids)) != made.decode(ids):
+        if (expected := tokenizer.decode(ids)) != made.decode(ids):
             raise SourceError(
                 f"the tokenizer in {folder} writes {expected[:60]!r} where its vocabulary says "
-                f"{made.decode(ids)[:60]!r}: {type(own).__name__} has rules that Laconic does not know. Give "
+                f"{made.decode(ids)[:60]!r}: {type(tokenizer).__name__} has rules that Laconic does not know. Give "
                 f"the model with --builder"
             )
     return made

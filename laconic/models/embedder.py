@@ -129,8 +129,8 @@ def read_modules(folder: Path) -> SentenceTransformer:
         raise SourceError(f"{folder / MODULES} has no Pooling; expected Transformer and Pooling")
     check_prompt(folder)
     # The name depends on the encoder, and only one is there: sentence_bert_config.json, sentence_roberta_config.json.
-    found = sorted(encoder.glob("sentence_*_config.json"))
-    settings: dict[str, Any] = read_source_json(found[0]) if found else {}
+    configs = sorted(encoder.glob("sentence_*_config.json"))
+    settings: dict[str, Any] = read_source_json(configs[0]) if configs else {}
     return SentenceTransformer(
         encoder=encoder,
         config=EmbedderConfig(pooling=pooling, normalize=normalize, projections=tuple(projections)),

@@ -56,8 +56,8 @@ class EncoderDecoder(nn.Module):
         and `decoder_input_ids`. past_key_values: of earlier tokens; without it nothing is kept for later ones."""
         model: Any = self.model
         use_cache = past_key_values is not None
-        found: Tensor = model(**inputs, past_key_values=past_key_values, use_cache=use_cache).logits
-        return found
+        logits: Tensor = model(**inputs, past_key_values=past_key_values, use_cache=use_cache).logits
+        return logits
 
     def forward(
         self,
@@ -91,9 +91,9 @@ class EncoderDecoder(nn.Module):
         """Return the greedy answers of transformers, without the start token: [batch, tokens] int64, padded on the
         right. source: what the encoder reads, by name."""
         model: Any = self.model
-        given = select_settings(generation)
+        settings = select_settings(generation)
         with quiet():
-            written: Tensor = model.generate(**source, num_beams=1, do_sample=False, use_cache=True, **given)
+            written: Tensor = model.generate(**source, num_beams=1, do_sample=False, use_cache=True, **settings)
         return written[:, 1:]
 
 
@@ -115,8 +115,8 @@ class SpeechWriter(EncoderDecoder):
     def forward(  # type: ignore[override]  # the source is another
         self, input_features: Tensor, decoder_input_ids: Tensor, decoder_attention_mask: Tensor, past: Tensor
     ) -> dict[str, Tensor]:
-        given = {"input_features": input_features, "decoder_input_ids": decoder_input_ids}
-        return self.describe(self.logits(make_cache(past), **given), decoder_attention_mask)
+        inputs = {"input_features": input_features, "decoder_input_ids": decoder_input_ids}
+        return self.describe(self.logits(make_cache(past), **inputs), decoder_attention_mask)
 
     @torch.inference_mode()
     def generate(self, source: Mapping[str, Tensor], generation: GenerationSettings) -> Tensor:
@@ -131,13 +131,13 @@ class SpeechWriter(EncoderDecoder):
             written = torch.cat([written, languages[logits[:, languages].argmax(dim=1, keepdim=True)]], dim=1)
         forced = torch.tensor(generation.forced_decoder_ids, dtype=torch.int64).expand(len(written), -1)
         written = torch.cat([written, forced], dim=1)
-        given = select_settings(generation) | {"max_new_tokens": generation.max_new_tokens - generation.begin}
+        settings = select_settings(generation) | {"max_new_tokens": generation.max_new_tokens - generation.begin}
         with quiet():  # the method of Whisper would cut recordings into parts, and make the prompt itself
-            found: Tensor = GenerationMixin.generate(
+            answers: Tensor = GenerationMixin.generate(
                 model, encoder_outputs=encoded, decoder_input_ids=written, num_beams=1, do_sample=False, use_cache=True,
-                **given,
+                **settings,
             )  # fmt: skip
-        return found[:, 1:]
+        return answers[:, 1:]
 
 
 def select_settings(generation: GenerationSettings) -> dict[str, Any]:
@@ -189,18 +189,18 @@ def read_generation(model: Any, pad_id: int, origin: Path, prompt: Prompt | None
     prompt: of a model that begins with one, in the place of the setting forced_decoder_ids.
     Raises SourceError for settings that would change greedy answers, and that are not implemented.
     """
-    found = model.generation_config.to_dict()
-    given = {name: value for name, value in found.items() if value is not None}
+    content = model.generation_config.to_dict()
+    settings = {name: value for name, value in content.items() if value is not None}
     if prompt is not None:
-        given.pop("forced_decoder_ids", None)
-    if refused := [name for name in UNSUPPORTED if given.get(name) and given[name] != NEUTRAL.get(name)]:
+        settings.pop("forced_decoder_ids", None)
+    if refused := [name for name in UNSUPPORTED if settings.get(name) and settings[name] != NEUTRAL.get(name)]:
         raise SourceError(
             f"generation_config.json in {origin} sets {', '.join(refused)}, which Laconic does not implement: its "
             f"answers would be others than those of transformers. Remove this setting, and look at the answers"
         )
 
     def read(name: str) -> Any:
-        return given.get(name, getattr(model.config, name, None))
+        return settings.get(name, getattr(model.config, name, None))
 
     start = next((each for each in map(read, ("decoder_start_token_id", "bos_token_id")) if each is not None), None)
     if start is None:
@@ -213,29 +213,29 @@ def read_generation(model: Any, pad_id: int, origin: Path, prompt: Prompt | None
         decoder_start_token_id=as_ids(start)[0],
         eos_token_id=as_ids(read("eos_token_id")),
         pad_token_id=pad_id if pad is None else pad,
-        max_new_tokens=max(1, min(count_new_tokens(given, model.config, prompt), LONGEST)),
+        max_new_tokens=max(1, min(count_new_tokens(settings, model.config, prompt), LONGEST)),
         languages=prompt.languages if prompt else (),
         forced_decoder_ids=prompt.forced if prompt else (),
-        min_new_tokens=max(given.get("min_new_tokens") or 0, shorten(given.get("min_length")) or 0, 0),
-        forced_bos_token_id=given.get("forced_bos_token_id"),
-        forced_eos_token_id=as_ids(given.get("forced_eos_token_id")),
-        suppress_tokens=as_ids(given.get("suppress_tokens")),
-        begin_suppress_tokens=as_ids(given.get("begin_suppress_tokens")),
-        repetition_penalty=given.get("repetition_penalty", 1.0),
-        no_repeat_ngram_size=given.get("no_repeat_ngram_size", 0),
-        num_beams=given.get("num_beams", 1),
-        do_sample=given.get("do_sample", False),
+        min_new_tokens=max(settings.get("min_new_tokens") or 0, shorten(settings.get("min_length")) or 0, 0),
+        forced_bos_token_id=settings.get("forced_bos_token_id"),
+        forced_eos_token_id=as_ids(settings.get("forced_eos_token_id")),
+        suppress_tokens=as_ids(settings.get("suppress_tokens")),
+        begin_suppress_tokens=as_ids(settings.get("begin_suppress_tokens")),
+        repetition_penalty=settings.get("repetition_penalty", 1.0),
+        no_repeat_ngram_size=settings.get("no_repeat_ngram_size", 0),
+        num_beams=settings.get("num_beams", 1),
+        do_sample=settings.get("do_sample", False),
     )
 
 
-def count_new_tokens(given: Mapping[str, Any], config: Any, prompt: Prompt | None) -> int:
-    """Return the most tokens of an answer, those of its prompt included. given: the settings of generation."""
+def count_new_tokens(settings: Mapping[str, Any], config: Any, prompt: Prompt | None) -> int:
+    """Return the most tokens of an answer, those of its prompt included. settings: the settings of generation."""
     if prompt is None:
-        limits = (given.get("max_new_tokens"), shorten(given.get("max_length")), UNSTATED_LENGTH)
+        limits = (settings.get("max_new_tokens"), shorten(settings.get("max_length")), UNSTATED_LENGTH)
         most = next(each for each in limits if each is not None)
         return min(most, getattr(config, "max_position_embeddings", None) or LONGEST)
     # Whisper counts neither prompt nor start token, and leaves a position free.
-    most = given.get("max_new_tokens") or given.get("max_length") or UNSTATED_LENGTH
+    most = settings.get("max_new_tokens") or settings.get("max_length") or UNSTATED_LENGTH
     return min(len(prompt) + int(most), int(config.max_target_positions) - 1)
 
 
@@ -272,13 +272,13 @@ def read_prompt(config: Any, generation: Any, origin: Path) -> Prompt:
 
 def read_forced(config: Any, generation: Any, origin: Path) -> list[int | None]:
     """Read the tokens of the older setting `forced_decoder_ids`, from the place behind the start token on."""
-    found = getattr(generation, "forced_decoder_ids", None) or getattr(config, "forced_decoder_ids", None) or []
-    if [place for place, _ in found] != list(range(1, len(found) + 1)):
+    pairs = getattr(generation, "forced_decoder_ids", None) or getattr(config, "forced_decoder_ids", None) or []
+    if [place for place, _ in pairs] != list(range(1, len(pairs) + 1)):
         raise SourceError(
-            f"forced_decoder_ids of {origin} are for the places {[place for place, _ in found]}, expected those from 1 "
+            f"forced_decoder_ids of {origin} are for the places {[place for place, _ in pairs]}, expected those from 1 "
             f"on. Give generation_config.json a language and a task in their place"
         )
-    return [token for _, token in found]
+    return [token for _, token in pairs]
 
 
 def find_language(language: Any, ids: dict[str, int], origin: Path) -> int:

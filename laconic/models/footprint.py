@@ -33,12 +33,12 @@ class Footprint:
 
     def figures(self) -> dict[str, float]:
         """Return the figures of a history record."""
-        found: dict[str, float] = {
+        figures: dict[str, float] = {
             "parameters": self.parameters,
             "bytes": self.bytes,
             "multiply-adds": self.multiply_adds,
         }
-        return found | ({"zeros": round(self.zeros, 4)} if self.zeros >= SHOWN_ZEROS else {})
+        return figures | ({"zeros": round(self.zeros, 4)} if self.zeros >= SHOWN_ZEROS else {})
 
 
 def measure_footprint(checkpoint: Checkpoint) -> Footprint:

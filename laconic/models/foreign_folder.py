@@ -40,8 +40,8 @@ def refuse_foreign(folder: Path) -> None:
         refuse_pointers(folder)
         return
     for pattern, said in OTHERS.items():
-        if found := sorted(folder.glob(pattern)):
-            raise SourceError(f"{folder} holds weights {said} ({found[0].name})")
+        if files := sorted(folder.glob(pattern)):
+            raise SourceError(f"{folder} holds weights {said} ({files[0].name})")
 
 
 def refuse_quantized(folder: Path, config: Mapping[str, Any]) -> None:

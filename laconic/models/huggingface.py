@@ -214,8 +214,8 @@ def add_generation(
 
 def read_activation(config: Mapping[str, Any]) -> Activation:
     """Return what turns a single output into a score, as in transformers' pipeline and in sentence-transformers."""
-    own = config.get("sentence_transformers") or {}
-    named = own.get("activation_fn") or config.get("sbert_ce_default_activation_function")
+    settings = config.get("sentence_transformers") or {}
+    named = settings.get("activation_fn") or config.get("sbert_ce_default_activation_function")
     if named:
         kind = str(named).rpartition(".")[2]
         if kind not in ACTIVATIONS:

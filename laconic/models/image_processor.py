@@ -25,11 +25,11 @@ def read_preprocess(folder: Path, *, channels: int) -> ImagePreprocess:
     Raises SourceError for a folder without it, since with a guessed mean and deviation the predictions are wrong; and
     for one that transformers reads in another way.
     """
-    own = open_processor(folder)
-    name = type(own).__name__.removesuffix("Pil")
+    processor = open_processor(folder)
+    name = type(processor).__name__.removesuffix("Pil")
     read = registry.resolve("image processor", name) if name in registry.IMAGE_PROCESSORS else read_standard
-    made: ImagePreprocess = read(own.to_dict(), channels=channels)
-    check_preprocess(folder, own, made)
+    made: ImagePreprocess = read(processor.to_dict(), channels=channels)
+    check_preprocess(folder, processor, made)
     return made
 
 
@@ -54,30 +54,30 @@ PIXEL_ERROR = 1e-5
 """The largest difference of a normalized pixel. Rounding alone differs by 1e-6."""
 
 
-def check_preprocess(folder: Path, own: Any, made: ImagePreprocess) -> None:
+def check_preprocess(folder: Path, processor: Any, made: ImagePreprocess) -> None:
     """Raise SourceError unless images are prepared as by an image processor of transformers.
 
     Compared on probe images of several sizes; and of several modes, where the processor converts them itself.
     """
-    found = find_difference(
-        lambda image: np.asarray(own(images=image, return_tensors="np")["pixel_values"][0]),
+    difference = find_difference(
+        lambda image: np.asarray(processor(images=image, return_tensors="np")["pixel_values"][0]),
         made,
-        converts=bool(getattr(own, "do_convert_rgb", False)),
+        converts=bool(getattr(processor, "do_convert_rgb", False)),
     )
-    if found:
+    if difference:
         raise SourceError(
-            f"{folder / SETTINGS} is for {type(own).__name__.removesuffix('Pil')}, whose rules Laconic does not "
-            f"know: {found}. Give the model with --builder, and arrays in .npz, prepared by your own code"
+            f"{folder / SETTINGS} is for {type(processor).__name__.removesuffix('Pil')}, whose rules Laconic does not "
+            f"know: {difference}. Give the model with --builder, and arrays in .npz, prepared by your own code"
         )
 
 
-def find_difference(own: Callable[[Image.Image], Array], made: ImagePreprocess, *, converts: bool) -> str:
+def find_difference(prepare: Callable[[Image.Image], Array], made: ImagePreprocess, *, converts: bool) -> str:
     """Say where another preprocessing gives other pixels than ours; empty where it gives the same.
 
-    own: from an image to [channels, height, width]. converts: whether it takes images of all modes.
+    prepare: from an image to [channels, height, width]. converts: whether it takes images of all modes.
     """
     for image in make_probe_images(made.channels, converts=converts):
-        difference = measure_pixel_error(own, made, image)
+        difference = measure_pixel_error(prepare, made, image)
         if difference > PIXEL_ERROR:
             return f"for an image of {image.width} x {image.height} pixels, {describe_difference(difference)}"
     return ""
@@ -99,12 +99,12 @@ def make_probe_images(channels: int, *, converts: bool) -> Iterator[Image.Image]
         yield Image.fromarray(rng.integers(0, 256, (40, 60, 4), np.uint8)).convert(mode)
 
 
-def measure_pixel_error(own: Callable[[Image.Image], Array], made: ImagePreprocess, image: Image.Image) -> float:
+def measure_pixel_error(prepare: Callable[[Image.Image], Array], made: ImagePreprocess, image: Image.Image) -> float:
     """Measure the largest difference of a pixel between another preprocessing and ours; infinite for inputs of
     different shapes, and for an image that the other one refuses."""
     try:
-        found = own(image)
+        expected = prepare(image)
     except (ValueError, TypeError, IndexError, KeyError, AttributeError, RuntimeError):  # not the channels it expects
         return float("inf")
     pixels = made.apply(image)
-    return float(np.abs(found - pixels).max()) if found.shape == pixels.shape else float("inf")
+    return float(np.abs(expected - pixels).max()) if expected.shape == pixels.shape else float("inf")

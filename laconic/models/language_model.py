@@ -29,8 +29,8 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.model = model
         config: Any = model.config
-        found = {key: getattr(config, key, None) for key in SCALES}
-        self.scale = math.prod(each ** SCALES[key] for key, each in found.items() if isinstance(each, int | float))
+        scales = {key: getattr(config, key, None) for key in SCALES}
+        self.scale = math.prod(each ** SCALES[key] for key, each in scales.items() if isinstance(each, int | float))
         self.logit_cap: float | None = getattr(config, CAP, None)
 
     @property
@@ -92,13 +92,13 @@ def check_causal(module: LanguageModel, origin: Any) -> None:
     with torch.no_grad():
         states = module.eval().hidden(ids)
         expected: Tensor = module.model(input_ids=ids, use_cache=False).logits
-        found = cap_logits(module.head(states), module.logit_cap)
+        logits = cap_logits(module.head(states), module.logit_cap)
     if not is_close(states[0, :2], states[1, :2]):
         raise SourceError(
             f"{origin} holds a {type(module.model).__name__} whose tokens see those that follow; expected a causal "
             f"model. Name another --task"
         )
-    if not is_close(found, expected):
+    if not is_close(logits, expected):
         raise SourceError(
             f"{origin} holds a {type(module.model).__name__}, whose logits are more than its head makes of its hidden "
             f"states by a scale and a cap that config.json names ({', '.join((*SCALES, CAP))}). Build the model in a "
@@ -106,9 +106,9 @@ def check_causal(module: LanguageModel, origin: Any) -> None:
         )
 
 
-def is_close(found: Tensor, expected: Tensor) -> bool:
+def is_close(actual: Tensor, expected: Tensor) -> bool:
     """Return whether two tensors are equal up to the rounding of their sums."""
-    return torch.allclose(found, expected, atol=CLOSE * float(expected.abs().max()), rtol=0)
+    return torch.allclose(actual, expected, atol=CLOSE * float(expected.abs().max()), rtol=0)
 
 
 class MaskedLanguageModel(nn.Module):
@@ -154,9 +154,9 @@ def check_masked(module: MaskedLanguageModel, origin: Any) -> None:
     ids = torch.tensor([[1, 2, module.mask_id, 3], [module.mask_id, 2, 1, 3]])
     mask = torch.ones_like(ids)
     with torch.no_grad():
-        found = module.eval()(ids, mask)
+        logits = module.eval()(ids, mask)
         whole: Tensor = module.model(input_ids=ids, attention_mask=mask).logits
-    if not is_close(found, torch.stack([whole[0, 2], whole[1, 0]])):
+    if not is_close(logits, torch.stack([whole[0, 2], whole[1, 0]])):
         raise SourceError(
             f"{origin} holds a {type(module.model).__name__} whose logits depend on the hidden states of other tokens; "
             f"expected a head for each token alone. Build the model in a function of your own, and give it with "

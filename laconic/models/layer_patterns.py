@@ -16,10 +16,10 @@ def match_patterns(names: Collection[str], patterns: Sequence[str], key: str, wh
     """
     matches: set[str] = set()
     for pattern in patterns:
-        own = {name for name in names if fnmatch(name, pattern)}
-        if not own:
+        matching = {name for name in names if fnmatch(name, pattern)}
+        if not matching:
             raise RecipeError(f"{key}: no {what} is named {pattern!r}. {did_you_mean(pattern, names)}")
-        matches |= own
+        matches |= matching
     return matches
 
 

@@ -46,11 +46,11 @@ class ObjectDetector(nn.Module):
         if pixel_mask is not None and "pixel_mask" in inspect.signature(self.model.forward).parameters:
             inputs["pixel_mask"] = pixel_mask
         if targets is not None:
-            own = [each[each[:, 0] >= 0] for each in targets]
-            inputs["labels"] = [{"class_labels": each[:, 0].long(), "boxes": each[:, 1:]} for each in own]
-        found = self.model(**inputs)
-        outputs = {"logits": found.logits, "boxes": found.pred_boxes}
-        return outputs if targets is None else outputs | {"loss": found.loss}
+            objects = [each[each[:, 0] >= 0] for each in targets]
+            inputs["labels"] = [{"class_labels": each[:, 0].long(), "boxes": each[:, 1:]} for each in objects]
+        answer = self.model(**inputs)
+        outputs = {"logits": answer.logits, "boxes": answer.pred_boxes}
+        return outputs if targets is None else outputs | {"loss": answer.loss}
 
 
 def check_sides(model: nn.Module, folder: Path, preprocess: ImagePreprocess) -> None:
@@ -64,7 +64,7 @@ def check_sides(model: nn.Module, folder: Path, preprocess: ImagePreprocess) -> 
     )
 
 
-def read_scoring(own: Any) -> Scoring:
+def read_scoring(processor: Any) -> Scoring:
     """Return how an image processor of transformers makes scores of logits, found by what it makes of random ones.
 
     Raises SourceError for one that does so in another way.
@@ -72,29 +72,30 @@ def read_scoring(own: Any) -> Scoring:
     rng = np.random.default_rng(0)
     logits = rng.standard_normal((QUERIES, CLASSES)).astype(np.float32)
     boxes = rng.random((QUERIES, 4), np.float32)
-    expected = post_process(own, logits, boxes)
+    expected = post_process(processor, logits, boxes)
     for scoring in SCORINGS:
         if expected is not None and are_alike(expected, find_detections(logits, boxes, scoring)):
             return scoring
     raise SourceError(
-        f"preprocessor_config.json is for {type(own).__name__.removesuffix('Pil')}, and Laconic does not know how it "
-        f"makes objects of a model's outputs. Give the model with --builder, as one that answers with plain arrays"
+        f"preprocessor_config.json is for {type(processor).__name__.removesuffix('Pil')}, and Laconic does not know "
+        f"how it makes objects of a model's outputs. Give the model with --builder, as one that answers with plain "
+        f"arrays"
     )
 
 
-def post_process(own: Any, logits: np.ndarray[Any, Any], boxes: np.ndarray[Any, Any]) -> Detections | None:
+def post_process(processor: Any, logits: np.ndarray[Any, Any], boxes: np.ndarray[Any, Any]) -> Detections | None:
     """Return the objects that an image processor of transformers makes of outputs; None where it makes none."""
     outputs = ModelOutput(logits=torch.from_numpy(logits)[None], pred_boxes=torch.from_numpy(boxes)[None])
     try:
-        (found,) = own.post_process_object_detection(outputs, threshold=0.0, target_sizes=torch.ones(1, 2))
+        (objects,) = processor.post_process_object_detection(outputs, threshold=0.0, target_sizes=torch.ones(1, 2))
     except (AttributeError, TypeError, ValueError, KeyError, IndexError, RuntimeError):
         return None
-    return Detections(*(found[name].numpy() for name in ("scores", "labels", "boxes")))
+    return Detections(*(objects[name].numpy() for name in ("scores", "labels", "boxes")))
 
 
-def are_alike(expected: Detections, found: Detections) -> bool:
+def are_alike(expected: Detections, actual: Detections) -> bool:
     """Return whether two sets hold the same objects in the same order."""
     return all(
         one.shape == other.shape and bool(np.abs(one.astype(np.float64) - other).max() <= SCORE_ERROR)
-        for one, other in zip(expected, found, strict=True)
+        for one, other in zip(expected, actual, strict=True)
     )

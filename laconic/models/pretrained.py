@@ -50,7 +50,7 @@ def from_pretrained(
                 trust_remote_code=trust,
                 **(class_config(labels, problem_type) if labels else {}),
             )
-            model, found = model_class(config, auto_class).from_pretrained(
+            model, report = model_class(config, auto_class).from_pretrained(
                 folder,
                 config=config,
                 local_files_only=True,
@@ -66,17 +66,17 @@ def from_pretrained(
                 reset_head(model, len(labels))
     except Exception as error:
         raise SourceError(describe_failure(folder, auto_class, error)) from error
-    check_weights(folder, model, found, has_new_head=bool(labels))
+    check_weights(folder, model, report, has_new_head=bool(labels))
     return model, files
 
 
-def check_weights(folder: Path, model: Any, found: Mapping[str, Any], *, has_new_head: bool) -> None:
+def check_weights(folder: Path, model: Any, report: Mapping[str, Any], *, has_new_head: bool) -> None:
     """Raise SourceError for weights that the folder lacks or that have another shape, save those of a new head.
 
-    found: what transformers says of loading, `missing_keys` and `mismatched_keys`.
+    report: what transformers says of loading, `missing_keys` and `mismatched_keys`.
     """
-    missing = sorted(found["missing_keys"])
-    mismatched = sorted(found["mismatched_keys"])
+    missing = sorted(report["missing_keys"])
+    mismatched = sorted(report["mismatched_keys"])
     if has_new_head:
         missing = [name for name in missing if not is_head_weight(model, name)]
         mismatched = [each for each in mismatched if not is_head_weight(model, each[0])]
@@ -111,12 +111,12 @@ def describe_failure(folder: Path, auto_class: str, error: Exception) -> str:
     )
 
 
-def describe_mismatch(folder: Path, model: Any, name: str, found: Sequence[int], expected: Sequence[int]) -> str:
+def describe_mismatch(folder: Path, model: Any, name: str, actual: Sequence[int], expected: Sequence[int]) -> str:
     """Say that a tensor has another shape in the weights than by config.json, and what to do."""
-    shapes = f"{name} is {list(found)} in the weights of {folder}, and {list(expected)} by its config.json"
+    shapes = f"{name} is {list(actual)} in the weights of {folder}, and {list(expected)} by its config.json"
     if is_head_weight(model, name):
         return (
-            f"{shapes}: the head has another number of labels. Give config.json an id2label with {found[0]} names, or "
+            f"{shapes}: the head has another number of labels. Give config.json an id2label with {actual[0]} names, or "
             f"train a new head with laconic finetune, on samples whose labels are not those of config.json"
         )
     return f"{shapes}. Expected the two files of one model, as save_pretrained writes them; copy the folder again"

@@ -72,22 +72,22 @@ def check_tokenizer(folder: Path, tokenizer: Tokenizer, special: bool) -> None:
     """Raise SourceError unless texts get the ids that they get from the tokenizer that transformers reads from the
     folder, truncation included; and the special tokens that it adds, if asked for."""
     try:
-        own = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        original = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the type is of a later version, or of no transformers
         raise SourceError(
             f"transformers does not read the tokenizer in {folder}, so nothing shows that texts would be prepared as "
             f"the model needs them: {type(error).__name__}, {' '.join(str(error).split())}"
         ) from error
     for text in PROBES:
-        cut = own(text, truncation=True, max_length=PROBE_LENGTH, add_special_tokens=special)
+        cut = original(text, truncation=True, max_length=PROBE_LENGTH, add_special_tokens=special)
         expected = list(cut["input_ids"])
         with cut_short(tokenizer):
-            found = tokenizer.encode(text, add_special_tokens=special).ids
-        if found != expected:
+            ids = tokenizer.encode(text, add_special_tokens=special).ids
+        if ids != expected:
             raise SourceError(
-                f"{folder / 'tokenizer.json'} gives {text!r} the tokens {found}, and transformers' "
-                f"{type(own).__name__} gives it {expected}, since tokenizer_config.json says something else. Save both "
-                f"again with tokenizer.save_pretrained, as the model was trained"
+                f"{folder / 'tokenizer.json'} gives {text!r} the tokens {ids}, and transformers' "
+                f"{type(original).__name__} gives it {expected}, since tokenizer_config.json says something else. Save "
+                f"both again with tokenizer.save_pretrained, as the model was trained"
             )
 
 
@@ -110,12 +110,12 @@ def cut_short(tokenizer: Tokenizer) -> Iterator[None]:
 def find_mask_id(folder: Path) -> int:
     """Find the id of the mask token of the tokenizer in a folder. Raises SourceError for one without."""
     try:
-        own = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the type is of a later version, or of no transformers
         raise SourceError(f"the tokenizer in {folder} does not read: {error}. Copy the folder again") from error
-    if own.mask_token_id is None:
+    if tokenizer.mask_token_id is None:
         raise SourceError(f"the tokenizer in {folder} has no mask token, and a masked language model needs one")
-    return int(own.mask_token_id)
+    return int(tokenizer.mask_token_id)
 
 
 def convert_tokenizer(folder: Path) -> Tokenizer:
@@ -140,8 +140,8 @@ def convert_tokenizer(folder: Path) -> Tokenizer:
 
 def resolve_task(name: str) -> "type[Task]":
     """Return the class of a task. Raises UsageError for a name that is not registered."""
-    found: type[Task] = registry.resolve("task", name)
-    return found
+    task: type[Task] = registry.resolve("task", name)
+    return task
 
 
 def plain_task(name: str | None, inputs: tuple[TensorSpec, ...], origin: Path) -> "Task":

@@ -65,11 +65,11 @@ def load_source(
     if source.suffix.lower() == ".gguf":
         raise SourceError(f"{source} holds weights in GGUF, {GGUF}")
     if is_program(source):
-        module, origin, own = builders.load_program(source, trust=trust)
+        module, origin, traced = builders.load_program(source, trust=trust)
     else:
         module, origin = builders.load(source, builder, arguments or {}, trust=trust)
-        own = tuple(getattr(module, "inputs", ()))
-    stated = inputs or own
+        traced = tuple(getattr(module, "inputs", ()))
+    stated = inputs or traced
     if not stated and samples is not None:
         stated = infer_inputs(prepare(module), samples)
     return _with_signature(module, origin, stated, task, source)
@@ -93,22 +93,22 @@ def _load_folder(folder: Path, task: str | None, builder: str | None, trust: boo
     return make_checkpoint(load_model(folder, task=task, trust=trust), folder)
 
 
-def make_checkpoint(found: Loaded, folder: Path, *, head: tuple[Any, ...] = ()) -> Checkpoint:
+def make_checkpoint(loaded: Loaded, folder: Path, *, head: tuple[Any, ...] = ()) -> Checkpoint:
     """Make the checkpoint of a loaded folder. head: what a new head was made from beside the folder, JSON-ready.
 
     Raises SourceError for weights that are NaN or infinite, and for a model that does not run.
     """
-    scan = scan_weights(found.files) if all(path.suffix == ".safetensors" for path in found.files) else None
+    scan = scan_weights(loaded.files) if all(path.suffix == ".safetensors" for path in loaded.files) else None
     if scan is None or not scan.finite:
-        check_finite(found.module, folder)
-    made = found.task
-    outputs = probe_module(prepare(found.module), made.inputs, (found.output,), made.sample_inputs, advice=ONE_LENGTH)
+        check_finite(loaded.module, folder)
+    made = loaded.task
+    outputs = probe_module(prepare(loaded.module), made.inputs, (loaded.output,), made.sample_inputs, advice=ONE_LENGTH)
     return Checkpoint.of(
-        found.module,
+        loaded.module,
         made,
         outputs=outputs,
-        source=found.source,
-        size=found.size,
+        source=loaded.source,
+        size=loaded.size,
         licence=read_licence(folder),
         weights=scan and hash_of(scan.digest, *head),
     )
@@ -137,10 +137,10 @@ def _load_adapter(folder: Path, task: str | None, trust: bool) -> Checkpoint:
     base = _load_folder(adapter.base, task, None, trust)
     adapter.merge_into(base.module)
     template = read_chat_template(folder)
-    given = base if template is None else replace(base, task=base.task.with_chat_template(template.text))
+    chosen = base if template is None else replace(base, task=base.task.with_chat_template(template.text))
     config = {"adapter": folder.name}
     key = hash_of(base.key, "adapter", fingerprint(base.module))
-    return given.after(Record(stage="finetune", config=config, key=key, figures={}), base.module)
+    return chosen.after(Record(stage="finetune", config=config, key=key, figures={}), base.module)
 
 
 def _with_signature(

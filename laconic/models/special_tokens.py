@@ -16,14 +16,14 @@ TEMPLATE_BYTES = 2**18
 
 def read_special_tokens(folder: Path) -> dict[str, str]:
     """Read the special tokens of a folder by what they are for, as `eos_token`."""
-    found: dict[str, str] = {}
+    tokens: dict[str, str] = {}
     for name in (TOKENS, SETTINGS):
         settings = read_source_json(folder / name) if (folder / name).is_file() else {}
         for key, token in settings.items():
             content = token.get("content") if isinstance(token, dict) else token
             if key.endswith("_token") and isinstance(content, str):
-                found[key] = content
-    return found
+                tokens[key] = content
+    return tokens
 
 
 def read_chat_template(folder: Path) -> ChatTemplate | None:
@@ -51,6 +51,6 @@ def read_end_token(folder: Path, tokenizer: Tokenizer, config: Any) -> int | Non
     known = None if token is None else tokenizer.token_to_id(token)
     if known is not None:
         return int(known)
-    own = getattr(config, "eos_token_id", None)
-    own = own[0] if isinstance(own, list) and own else own
-    return own if isinstance(own, int) else None
+    index = getattr(config, "eos_token_id", None)
+    index = index[0] if isinstance(index, list) and index else index
+    return index if isinstance(index, int) else None

@@ -83,13 +83,13 @@ def ignores_padding(module: SpeechModel, preprocess: AudioPreprocess) -> bool:
     for frames in range(2 * MINIMUM_FRAMES, 3 * MINIMUM_FRAMES):  # in some models an odd number leaves a rest
         length = preprocess.count_samples(frames)
         alone = torch.randn((1, length), generator=generator)
-        wanted = module(alone, torch.ones_like(alone, dtype=torch.int64))
+        expected = module(alone, torch.ones_like(alone, dtype=torch.int64))
         padded = torch.nn.functional.pad(alone, (0, longest - length))
-        found = module(padded, (torch.arange(longest) < length).to(torch.int64)[None])
-        if wanted.ndim == 3 and wanted.shape[1] != frames:
+        actual = module(padded, (torch.arange(longest) < length).to(torch.int64)[None])
+        if expected.ndim == 3 and expected.shape[1] != frames:
             return False
-        found = found[:, : wanted.shape[1]]
-        if (found - wanted).abs().max() > PADDING_ERROR * wanted.abs().max():
+        actual = actual[:, : expected.shape[1]]
+        if (actual - expected).abs().max() > PADDING_ERROR * expected.abs().max():
             return False
     return True
 

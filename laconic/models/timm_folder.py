@@ -47,8 +47,8 @@ class TimmModel(nn.Module):
         self.model = model
 
     def forward(self, pixel_values: Tensor) -> Tensor:
-        found: Tensor = self.model(pixel_values)
-        return found
+        answer: Tensor = self.model(pixel_values)
+        return answer
 
 
 def is_timm(folder: Path) -> bool:
@@ -121,15 +121,19 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Read what of a folder's config.json describes the model, with num_classes for its head. Raises SourceError for
     settings that neither timm nor transformers writes."""
     path = folder / CONFIG
-    found = read_source_json(path)
-    config = {key: found[key] for key in KEPT if found.get(key) is not None}
-    given = config.setdefault("pretrained_cfg", {})
+    content = read_source_json(path)
+    config = {key: content[key] for key in KEPT if content.get(key) is not None}
+    pretrained = config.setdefault("pretrained_cfg", {})
     arguments = config.setdefault("model_args", {})
-    count = found.get("num_classes", given.get("num_classes", IMAGENET) if isinstance(given, dict) else None)
-    if str((found.get("architectures") or [""])[0]).endswith("Model"):  # transformers keeps num_classes without a head
+    count = content.get(
+        "num_classes", pretrained.get("num_classes", IMAGENET) if isinstance(pretrained, dict) else None
+    )
+    if str((content.get("architectures") or [""])[0]).endswith(
+        "Model"
+    ):  # transformers keeps num_classes without a head
         count, config["model_args"] = 0, {**arguments, "num_classes": 0}
     names = config.get("label_names", [])
-    if not (isinstance(given, dict) and isinstance(arguments, dict) and isinstance(names, (list, dict))):
+    if not (isinstance(pretrained, dict) and isinstance(arguments, dict) and isinstance(names, (list, dict))):
         raise SourceError(f"{path} has settings of other types than timm writes. Copy the model's folder again")
     if not isinstance(count, int) or count < 0 or (count and len(names) > count):
         raise SourceError(
@@ -217,11 +221,11 @@ def read_preprocess(folder: Path, model: Any) -> ImagePreprocess:
             f"the pretrained_cfg in {folder / CONFIG} says nothing that timm could prepare images by "
             f"({type(error).__name__}: {' '.join(str(error).split())}). Copy the folder again"
         ) from error
-    found = find_difference(lambda image: transform(image).numpy(), made, converts=False)
-    if found:
+    difference = find_difference(lambda image: transform(image).numpy(), made, converts=False)
+    if difference:
         raise SourceError(
-            f"the pretrained_cfg in {folder / CONFIG} prepares images by rules that Laconic does not know: {found}. "
-            f"Give the model with --builder, and arrays in .npz, prepared by your own code"
+            f"the pretrained_cfg in {folder / CONFIG} prepares images by rules that Laconic does not know: "
+            f"{difference}. Give the model with --builder, and arrays in .npz, prepared by your own code"
         )
     return made
 
@@ -231,14 +235,14 @@ def check_output(folder: Path, module: nn.Module, task: Task) -> None:
     with torch.inference_mode():
         (array,) = task.sample_inputs({BATCH: 1}).values()
         try:
-            found = module(torch.from_numpy(array))
+            answer = module(torch.from_numpy(array))
         except Exception as error:
             raise SourceError(
                 f"the model in {folder} does not take the images that its pretrained_cfg describes, "
                 f"{list(array.shape)} ({type(error).__name__}: {' '.join(str(error).split())[:200]}). Save it again "
                 f"with save_for_hf"
             ) from error
-    if not isinstance(found, Tensor) or found.ndim != 2:
+    if not isinstance(answer, Tensor) or answer.ndim != 2:
         raise SourceError(
             f"the model in {folder} answers with maps or several tensors, and {task.name} needs one vector for each "
             f"image. Give the weights with a --builder for timm:create_model, and samples in .npz"

@@ -125,24 +125,24 @@ def fill(module: nn.Module, tensors: Mapping[str, Tensor], origin: Path) -> None
 
     Raises SourceError naming the first few that are missing, left over or of another shape.
     """
-    own = module.state_dict(keep_vars=True)
-    names = {id(value): name for name, value in own.items()}
-    present = {names[id(value)] for name, value in own.items() if name in tensors}
+    state = module.state_dict(keep_vars=True)
+    names = {id(value): name for name, value in state.items()}
+    present = {names[id(value)] for name, value in state.items() if name in tensors}
     missing = [
         name
-        for name, value in own.items()
+        for name, value in state.items()
         if name not in tensors and names[id(value)] not in present and not name.endswith(COUNTER)
     ]
-    extra = [name for name in tensors if name not in own]
+    extra = [name for name in tensors if name not in state]
     misfits = [
         f"{name} is {list(tensors[name].shape)}, expected {list(value.shape)}"
-        for name, value in own.items()
+        for name, value in state.items()
         if name in tensors and tensors[name].shape != value.shape
     ]
     faults = [
-        f"{len(found)} {what} ({', '.join(found[:SHOWN])}{', ...' if len(found) > SHOWN else ''})"
-        for what, found in (("missing", missing), ("unexpected", extra), ("of another shape", misfits))
-        if found
+        f"{len(listed)} {what} ({', '.join(listed[:SHOWN])}{', ...' if len(listed) > SHOWN else ''})"
+        for what, listed in (("missing", missing), ("unexpected", extra), ("of another shape", misfits))
+        if listed
     ]
     if faults:
         raise SourceError(
@@ -226,7 +226,7 @@ def scan_weights(files: Sequence[Path]) -> WeightScan:
 
     Through the module, reading would leave its weights resident where they are mapped from the file: 91 MB of MiniLM.
     """
-    found: list[list[Any]] = []
+    entries: list[list[Any]] = []
     finite = True
     for path in files:
         with path.open("rb") as file:
@@ -237,9 +237,9 @@ def scan_weights(files: Sequence[Path]) -> WeightScan:
                 begin, end = entry["data_offsets"]
                 file.seek(8 + size + begin)
                 digest, is_finite = scan_values(file, end - begin, str(entry["dtype"]))
-                found.append([name, entry["dtype"], entry["shape"], digest])
+                entries.append([name, entry["dtype"], entry["shape"], digest])
                 finite &= is_finite
-    return WeightScan(hash_of(sorted(found)), finite)
+    return WeightScan(hash_of(sorted(entries)), finite)
 
 
 def scan_values(file: BinaryIO, size: int, dtype: str) -> WeightScan:

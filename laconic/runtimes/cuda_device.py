@@ -38,10 +38,10 @@ def find_gpu() -> Gpu:
             f"the driver"
         )
     check(cuda.cudaGetDeviceCount())
-    found = check(cuda.cudaGetDeviceProperties(0))
+    properties = check(cuda.cudaGetDeviceProperties(0))
     module = re.search(r"\d{3}\.\d+(\.\d+)?", DRIVER_FILE.read_text()) if DRIVER_FILE.is_file() else None
     driver = f"CUDA {format_version(supported)}" + (f", {module[0]}" if module else "")
-    return Gpu(found.name.decode(), f"{found.major}.{found.minor}", driver)
+    return Gpu(properties.name.decode(), f"{properties.major}.{properties.minor}", driver)
 
 
 def format_version(number: int) -> str:
@@ -150,8 +150,8 @@ class PinnedBuffer:
     def read(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """Copy an array out of the host memory."""
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        found: Array = self._bytes[:size].view(dtype).reshape(shape).copy()
-        return found
+        array: Array = self._bytes[:size].view(dtype).reshape(shape).copy()
+        return array
 
     def upload(self, size: int, stream: CudaStream) -> None:
         """Queue the copy of the first bytes to the device."""

@@ -108,9 +108,9 @@ class EncoderDecoderSession(Session):
 
         encoded: what `encode` returned. ids: [batch, tokens]. past: keys and values of earlier tokens; none where None.
         """
-        given = {**encoded, **(self._empty(len(ids)) if past is None else past), DECODER_INPUT_IDS: ids}
+        inputs = {**encoded, **(self._empty(len(ids)) if past is None else past), DECODER_INPUT_IDS: ids}
         try:
-            return self.decoder.run({each.name: given[each.name] for each in self._inputs})
+            return self.decoder.run({each.name: inputs[each.name] for each in self._inputs})
         except KeyError as error:
             raise RuntimeFailure(f"the decoder and its encoder do not fit: {error} is missing") from None
 

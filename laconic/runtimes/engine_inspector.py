@@ -56,8 +56,8 @@ def parse_kernels(text: str) -> list[Kernel]:
 def parse_layer(layer: Mapping[str, Any]) -> Iterator[Kernel]:
     """Parse the kernels of one layer; none if its arithmetic is not known."""
     tactic = str(layer.get("TacticName") or "")
-    found = TACTIC.search(f"{tactic}_")
-    precision = TYPES[found[1]] if found else read_type(layer.get("Inputs"))
+    match = TACTIC.search(f"{tactic}_")
+    precision = TYPES[match[1]] if match else read_type(layer.get("Inputs"))
     if precision:
         kind = tactic or str(layer.get("LayerType") or "")
         yield from (Kernel(node, kind, precision) for node in read_nodes_of(layer))

@@ -114,14 +114,14 @@ def describe_model(
 def read_axis_bounds(properties: Mapping[str, str], inputs: Sequence[GraphInput]) -> dict[str, Bounds]:
     """Read the bounds of dynamic axes that the export wrote into a model's metadata, as "1 256" under the axis' name.
     What is not two sizes in order is left out."""
-    found = {}
+    bounds = {}
     for axis in {axis for each in inputs for axis in each.shape if isinstance(axis, str)}:
         sizes = properties.get(f"{AXIS_PROPERTY}{axis}", "").split()
         if len(sizes) == 2 and all(size.isascii() and size.isdecimal() and len(size) < 10 for size in sizes):
             least, most = map(int, sizes)
             if 1 <= least <= most:
-                found[axis] = Bounds(least, min(max(AXIS_BOUNDS.usual, least), most), most)
-    return found
+                bounds[axis] = Bounds(least, min(max(AXIS_BOUNDS.usual, least), most), most)
+    return bounds
 
 
 def make_profile(inputs: Sequence[GraphInput], shapes: Mapping[str, Bounds]) -> dict[str, InputRange]:
@@ -141,10 +141,10 @@ def make_profile(inputs: Sequence[GraphInput], shapes: Mapping[str, Bounds]) -> 
                 f"the usual and the largest, in this order"
             )
     defaults = {name: BATCH_BOUNDS if name == BATCH else AXIS_BOUNDS for name in names}
-    found = defaults | {name: Bounds(*bounds) for name, bounds in shapes.items()}
+    sizes = defaults | {name: Bounds(*bounds) for name, bounds in shapes.items()}
     return {
         each.name: InputRange(
-            *(tuple(found[axis][place] if isinstance(axis, str) else axis for axis in each.shape) for place in range(3))
+            *(tuple(sizes[axis][place] if isinstance(axis, str) else axis for axis in each.shape) for place in range(3))
         )
         for each in inputs
         if any(isinstance(axis, str) for axis in each.shape)

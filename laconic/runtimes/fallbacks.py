@@ -140,16 +140,16 @@ def find_reason(engine: str, kind: str, asked: str, planned: str, runs: str, *, 
 
     runs: empty where the kernel is not known. quantized: whether any product of the plan multiplies in INT8 or FP8.
     """
-    wanted = ARITHMETIC.get(asked, asked)
-    if not wanted or wanted == (runs or planned):
+    arithmetic = ARITHMETIC.get(asked, asked)
+    if not arithmetic or arithmetic == (runs or planned):
         return ""
     if runs in ARITHMETIC.values():
         return UNASKED
-    placed = wanted == planned
+    placed = arithmetic == planned
     for each in FALLBACKS:
         matches = engine in each.engines and kind in each.kinds and asked in each.asked and placed == each.placed
         if matches and each.planned in ("", planned) and (quantized or not each.beside_int8):
             return each.reason
-    if placed or wanted not in ARITHMETIC.values():
+    if placed or arithmetic not in ARITHMETIC.values():
         return UNKNOWN
     return SENSITIVE if quantized else NOT_CHOSEN

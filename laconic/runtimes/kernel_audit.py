@@ -22,6 +22,6 @@ def audit_products(products: Sequence[Product], kernels: Sequence[Kernel], engin
         kernel = find_kernel(each.node, kernels, fused)
         runs = kernel.precision if kernel else ""
         reason = find_reason(engine, each.kind, each.asked, each.planned, runs, quantized=quantized)
-        found = {"runs": runs, "kernel": kernel.kind if kernel else "", "reason": reason}
-        audited.append(each.model_copy(update=found))
+        update = {"runs": runs, "kernel": kernel.kind if kernel else "", "reason": reason}
+        audited.append(each.model_copy(update=update))
     return tuple(audited)

@@ -158,10 +158,10 @@ def parse_weight(message: bytes) -> Weight:
 
 def parse_tensor(message: bytes) -> tuple[bytes, str]:
     """Parse the name and the element type of an initializer; that of an attribute has no name."""
-    found = {
+    fields = {
         number: (value, content) for number, value, content in parse_fields(message) if number in (DTYPE, TENSOR_NAME)
     }
-    return found.get(TENSOR_NAME, (0, b""))[1], DTYPES.get(found[DTYPE][0], "")
+    return fields.get(TENSOR_NAME, (0, b""))[1], DTYPES.get(fields[DTYPE][0], "")
 
 
 def parse_node(message: bytes, dtypes: Mapping[bytes, str]) -> Node:

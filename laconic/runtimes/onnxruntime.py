@@ -68,12 +68,12 @@ class OrtSession(Session):
             again.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights")
             try:
                 ort.InferenceSession(self._model, again, providers=["CPUExecutionProvider"])
-                found = read_nodes(written)
+                nodes = read_nodes(written)
             except Exception as error:  # the engine's exceptions share no base class
                 raise RuntimeFailure(f"onnxruntime does not report its kernels: {error}") from error
         return [
             Kernel(name, node.kind, find_arithmetic(node))
-            for node in found
+            for node in nodes
             if find_arithmetic(node)
             for name in NODE_SUFFIX.sub("", node.name).split(JOINED)
         ]

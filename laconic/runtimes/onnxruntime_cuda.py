@@ -149,12 +149,12 @@ class OrtCudaSession(OrtSession):
             options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights")
             try:
                 ort.InferenceSession(self._model, options, providers=[(PROVIDER, PROVIDER_OPTIONS)])
-                found = read_nodes(written)
+                nodes = read_nodes(written)
             except Exception as error:  # the engine's exceptions share no base class
                 raise RuntimeFailure(f"onnxruntime does not report its kernels: {error}") from error
         return [
             Kernel(NODE_SUFFIX.sub("", node.name), node.kind, find_weight_type(node))
-            for node in found
+            for node in nodes
             if node.kind in LAYERS and find_weight_type(node)
         ]
 
@@ -191,15 +191,15 @@ class OnnxRuntimeCuda(Runtime):
             raise RuntimeFailure(f"onnxruntime refused {model}: {error}") from error
 
     def _open(self, model: Path, threads: int, stream: CudaStream) -> OrtCudaSession:
-        given = {**PROVIDER_OPTIONS, "user_compute_stream": str(int(stream.handle))}
+        provider = {**PROVIDER_OPTIONS, "user_compute_stream": str(int(stream.handle))}
         captures = True
         try:
-            session = make_session(model, threads, {**given, **CUDA_GRAPHS})
+            session = make_session(model, threads, {**provider, **CUDA_GRAPHS})
         except Exception as error:  # the engine's exceptions share no base class
             if REFUSES_GRAPHS not in str(error):
                 raise
             captures = False
-            session = make_session(model, threads, given)
+            session = make_session(model, threads, provider)
         if session.get_providers()[0] != PROVIDER:  # it would run on the CPU without being asked
             raise RuntimeFailure(
                 "onnxruntime found no GPU that it can use. Look at nvidia-smi, and at the CUDA version that "
@@ -208,13 +208,13 @@ class OnnxRuntimeCuda(Runtime):
         return OrtCudaSession(session, model, stream, captures=captures)
 
 
-def make_session(model: Path, threads: int, given: Mapping[str, str]) -> ort.InferenceSession:
+def make_session(model: Path, threads: int, provider: Mapping[str, str]) -> ort.InferenceSession:
     """Load a model file with options of the provider; what fails is raised, and not tried on the CPU."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
     options.add_session_config_entry(*WEIGHTS_BESIDE_ARENA)
-    return ort.InferenceSession(model, options, providers=[(PROVIDER, dict(given))], enable_fallback=0)
+    return ort.InferenceSession(model, options, providers=[(PROVIDER, dict(provider))], enable_fallback=0)
 
 
 def make_run_options(graph: int, *, waits: bool) -> ort.RunOptions:
@@ -228,7 +228,7 @@ def make_run_options(graph: int, *, waits: bool) -> ort.RunOptions:
 
 
 def find_shapes(
-    declared: Mapping[str, Sequence[Any]], given: Mapping[str, Shape], outputs: Mapping[str, Sequence[Any]]
+    declared: Mapping[str, Sequence[Any]], shapes: Mapping[str, Shape], outputs: Mapping[str, Sequence[Any]]
 ) -> dict[str, Shape] | None:
     """Find the shapes of the outputs, by the names of the inputs' axes; None where these do not tell them, or where the
     inputs do not fit.
@@ -237,9 +237,9 @@ def find_shapes(
     """
     sizes: dict[str, int] = {}
     for name, axes in declared.items():
-        if name not in given or len(given[name]) != len(axes):
+        if name not in shapes or len(shapes[name]) != len(axes):
             return None
-        for axis, size in zip(axes, given[name], strict=True):
+        for axis, size in zip(axes, shapes[name], strict=True):
             if axis is not None and size != (axis if isinstance(axis, int) else sizes.setdefault(axis, size)):
                 return None
     if not all(isinstance(axis, int) or axis in sizes for axes in outputs.values() for axis in axes):

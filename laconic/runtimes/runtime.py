@@ -46,13 +46,13 @@ def find_kernel(node: str, kernels: Sequence[Kernel], fused: Collection[str] | N
     module, _, _ = node.rpartition("/")
     whole = {node, *((f"{module}/Add",) if fused is None else fused)}
     parts = (f"{node}/", f"{node}_token_")
-    own = [
+    candidates = [
         kernel
         for kernel in kernels
         if (kernel.node in whole or kernel.node.startswith(parts)) and not kernel.kind.startswith(CONSTANT)
     ]
-    own.sort(key=lambda kernel: (kernel.precision != "int8", kernel.node != f"{node}/integer"))
-    return own[0] if own else None
+    candidates.sort(key=lambda kernel: (kernel.precision != "int8", kernel.node != f"{node}/integer"))
+    return candidates[0] if candidates else None
 
 
 class Session(ABC):

@@ -211,8 +211,8 @@ class TensorRt(Runtime):
         self, model: Path, count: int, *, threads: int = 1, compute: Compute = "float16"
     ) -> Sequence[TensorRtSession]:
         try:
-            found = describe_model(model, self._shapes)
-            loaded = self._load(model, make_spec(found, find_gpu(), self._workspace, self.version()))
+            description = describe_model(model, self._shapes)
+            loaded = self._load(model, make_spec(description, find_gpu(), self._workspace, self.version()))
             return open_sessions(loaded, count)
         except UsageError:
             raise
@@ -248,9 +248,9 @@ def open_sessions(loaded: LoadedEngine, count: int) -> list[TensorRtSession]:
     return sessions
 
 
-def make_spec(found: Any, gpu: Gpu, workspace: int, version: str) -> EngineSpec:
-    """Make the spec of an engine. found: what `describe_model` returned."""
-    digests, profile, sparse = found
+def make_spec(description: Any, gpu: Gpu, workspace: int, version: str) -> EngineSpec:
+    """Make the spec of an engine. description: what `describe_model` returned."""
+    digests, profile, sparse = description
     device = {"gpu" if key == "name" else key: value for key, value in asdict(gpu).items()}
     return EngineSpec(model=digests, profile=profile, sparse=sparse, workspace=workspace, tensorrt=version, **device)
 

@@ -64,12 +64,12 @@ class AudioPreprocess(BaseModel):
         return np.ascontiguousarray(mono, np.float32)
 
 
-def mix_down(waveform: Array, rate: int, wanted: int) -> Array:
+def mix_down(waveform: Array, rate: int, target: int) -> Array:
     """Mix a recording down to one channel at the wanted sampling rate, [samples] float32. waveform: [samples] or
-    [samples, channels]. rate, wanted: in Hz."""
+    [samples, channels]. rate, target: in Hz."""
     mono = np.asarray(waveform, np.float32)
     mono = mono.mean(axis=1) if mono.ndim == 2 else mono
-    return mono if rate == wanted else np.asarray(soxr.resample(mono, rate, wanted))
+    return mono if rate == target else np.asarray(soxr.resample(mono, rate, target))
 
 
 def read_audio(source: bytes | Path) -> tuple[Array, int]:

@@ -117,8 +117,8 @@ class CausalLm(TokenPrediction, TextTask):
         if not whole:
             return super().encode_texts(samples)
         plain = iter(super().encode_texts([each for index, each in enumerate(samples) if index not in whole]))
-        given = iter(self.tokenizer.encode_batch([str(samples[i]) for i in sorted(whole)], add_special_tokens=False))
-        return [next(given if index in whole else plain) for index in range(len(samples))]
+        marked = iter(self.tokenizer.encode_batch([str(samples[i]) for i in sorted(whole)], add_special_tokens=False))
+        return [next(marked if index in whole else plain) for index in range(len(samples))]
 
     def tokenize(self, samples: Sequence[str]) -> list[tuple[Array, Array]]:
         """Return each text's tokens, ids [tokens] int64 and whether each is learned [tokens] bool; nothing is

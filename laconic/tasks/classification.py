@@ -48,8 +48,8 @@ class Classification(Task):
     @classmethod
     def new_classes(cls, labels: Sequence[Any], known: Sequence[str]) -> tuple[str, ...]:
         check_names(labels)
-        wanted = set(labels)
-        return () if are_known(wanted, known) else class_names(wanted)
+        names = set(labels)
+        return () if are_known(names, known) else class_names(names)
 
     def parse_label(self, value: Any, sample: Any) -> Any:
         return self.index(value)

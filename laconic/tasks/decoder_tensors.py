@@ -56,7 +56,7 @@ def group_probabilities(logits: Array) -> Array:
     if vocabulary <= GROUPS:
         return np.asarray(softmax(logits), np.float32)
     grouped = np.empty((*logits.shape[:2], GROUPS), np.float32)
-    for row, found in enumerate(logits):  # one row at a time: a copy of all logits may take gigabytes
-        padded = np.pad(softmax(found), ((0, 0), (0, -vocabulary % GROUPS)))
-        grouped[row] = padded.reshape(len(found), -1, GROUPS).sum(axis=1)
+    for row, row_logits in enumerate(logits):  # one row at a time: a copy of all logits may take gigabytes
+        padded = np.pad(softmax(row_logits), ((0, 0), (0, -vocabulary % GROUPS)))
+        grouped[row] = padded.reshape(len(row_logits), -1, GROUPS).sum(axis=1)
     return grouped

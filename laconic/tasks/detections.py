@@ -79,7 +79,7 @@ def measure_iou(one: Array, other: Array) -> Array:
     return np.asarray(shared / np.where(union > 0, union, 1))
 
 
-def compare_detections(reference: Detections, found: Detections) -> float:
+def compare_detections(reference: Detections, candidate: Detections) -> float:
     """Return how much two sets of objects have in common, from 0 to 1.
 
     An object weighs the square of its score, so that the many guesses of a detector about nothing weigh little. Each is
@@ -87,10 +87,10 @@ def compare_detections(reference: Detections, found: Detections) -> float:
     the intersection over union of the boxes, and lacks what the larger weight has beyond. An image in which both find
     next to nothing counts as one with a sure object, so that differences of these guesses alone are small.
     """
-    wanted, got = (prune_detections(each) for each in (reference, found))
-    weights = np.square(wanted.scores), np.square(got.scores)
+    expected, actual = (prune_detections(each) for each in (reference, candidate))
+    weights = np.square(expected.scores), np.square(actual.scores)
     lesser = np.minimum(weights[0][:, None], weights[1][None])
-    value = lesser * measure_iou(wanted.boxes, got.boxes) * (wanted.classes[:, None] == got.classes[None])
+    value = lesser * measure_iou(expected.boxes, actual.boxes) * (expected.classes[:, None] == actual.classes[None])
     shared, total = 0.0, float(weights[0].sum() + weights[1].sum())
     for row, column in pair_greedily(value):
         shared += float(value[row, column])
@@ -124,8 +124,8 @@ def align_queries(reference: Arrays, candidate: Arrays) -> Arrays:
     rows = zip(*reference.values(), *(candidate[name] for name in reference), strict=True)
     orders = []
     for row in rows:
-        wanted, found = (np.concatenate(half, axis=-1) for half in (row[: len(reference)], row[len(reference) :]))
-        distance = np.abs(wanted[:, None] - found[None]).max(axis=-1)
+        expected, actual = (np.concatenate(half, axis=-1) for half in (row[: len(reference)], row[len(reference) :]))
+        distance = np.abs(expected[:, None] - actual[None]).max(axis=-1)
         orders.append([column for _, column in sorted(pair_greedily(1 / (1 + distance)))])
     return {name: np.take_along_axis(array, np.array(orders)[..., None], axis=1) for name, array in candidate.items()}
 
@@ -149,48 +149,48 @@ class ClassMatches(NamedTuple):
     wanted: Array
 
 
-def make_precision_scorer(found: Sequence[Detections], wanted: Sequence[Detections]) -> Scorer:
+def make_precision_scorer(detections: Sequence[Detections], objects: Sequence[Detections]) -> Scorer:
     """Make a scorer of the mean average precision over classes and thresholds, AP@[.5:.95] of all sizes of objects.
 
     A class that none of the chosen samples has does not count; where no class does, the score is 0. As in COCO, at most
     MOST objects of a sample and a class count.
     """
-    classes = np.unique(np.concatenate([np.zeros(0, np.int64), *(each.classes for each in wanted)]))
-    matches = [match_class(found, wanted, number) for number in classes.tolist()]
+    classes = np.unique(np.concatenate([np.zeros(0, np.int64), *(each.classes for each in objects)]))
+    matches = [match_class(detections, objects, number) for number in classes.tolist()]
 
     def score(index: Array) -> float:
-        copies = np.bincount(index, minlength=len(found))
+        copies = np.bincount(index, minlength=len(detections))
         precisions = [average_precision(each, copies) for each in matches if copies @ each.wanted]
         return float(np.mean(precisions)) if precisions else 0.0
 
-    return Scorer(score, np.array([each.wanted for each in matches]).reshape(len(matches), len(found)))
+    return Scorer(score, np.array([each.wanted for each in matches]).reshape(len(matches), len(detections)))
 
 
-def match_class(found: Sequence[Detections], wanted: Sequence[Detections], number: int) -> ClassMatches:
+def match_class(detections: Sequence[Detections], objects: Sequence[Detections], number: int) -> ClassMatches:
     """Return the objects of one class in all samples. number: of the class."""
     scores, samples, right = [], [], []
-    counts = np.zeros(len(found), np.int64)
-    for place, (ours, theirs) in enumerate(zip(found, wanted, strict=True)):
-        own, goal = (each.pick(each.classes == number) for each in (ours, theirs))
-        own = own.pick(np.argsort(-own.scores, kind="stable")[:MOST])
+    counts = np.zeros(len(detections), np.int64)
+    for place, (ours, theirs) in enumerate(zip(detections, objects, strict=True)):
+        candidates, goal = (each.pick(each.classes == number) for each in (ours, theirs))
+        candidates = candidates.pick(np.argsort(-candidates.scores, kind="stable")[:MOST])
         counts[place] = len(goal.scores)
-        scores.append(own.scores)
-        samples.append(np.full(len(own.scores), place))
-        right.append(match_boxes(own.boxes, goal.boxes))
+        scores.append(candidates.scores)
+        samples.append(np.full(len(candidates.scores), place))
+        right.append(match_boxes(candidates.boxes, goal.boxes))
     order = np.argsort(-np.concatenate(scores), kind="stable")
     return ClassMatches(np.concatenate(samples)[order], np.concatenate(right)[order], counts)
 
 
-def match_boxes(boxes: Array, wanted: Array) -> Array:
+def match_boxes(boxes: Array, targets: Array) -> Array:
     """Return whether each box is one of the wanted boxes, at each of THRESHOLDS, [boxes, thresholds].
 
     In the order given, each box takes the wanted box that it shares most with, of those that are left.
     """
     right = np.zeros((len(boxes), len(THRESHOLDS)), np.bool_)
-    if not len(wanted):
+    if not len(targets):
         return right
-    shares = measure_iou(boxes, wanted)
-    free = np.ones((len(THRESHOLDS), len(wanted)), np.bool_)
+    shares = measure_iou(boxes, targets)
+    free = np.ones((len(THRESHOLDS), len(targets)), np.bool_)
     every = np.arange(len(THRESHOLDS))
     for place, share in enumerate(shares):
         left = np.where(free, share, -1.0)

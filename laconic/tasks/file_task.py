@@ -29,10 +29,10 @@ class FileTask(Task):
         if isinstance(value, Mapping) and value.get("bytes"):  # how Parquet files of Hugging Face hold files
             return bytes(value["bytes"])
         if isinstance(value, str):
-            found = folder / value
-            if not found.is_file():
-                raise InputError(f"there is no {self.content.partition(' ')[2]} {value!r} (looked for {found})")
-            return found
+            path = folder / value
+            if not path.is_file():
+                raise InputError(f"there is no {self.content.partition(' ')[2]} {value!r} (looked for {path})")
+            return path
         return value
 
     def from_arrays(self, arrays: Arrays) -> Any:

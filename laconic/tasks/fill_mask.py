@@ -66,11 +66,11 @@ class FillMask(TokenPrediction, TextTask):
     def parse(self, value: Any) -> Any:
         if not isinstance(value, str):
             raise InputError(f"a sample must be a text, not {type(value).__name__}")
-        found = self.tokenizer.encode(value).ids.count(self.mask_id)
-        if found != 1:
+        masks = self.tokenizer.encode(value).ids.count(self.mask_id)
+        if masks != 1:
             raise InputError(
                 f"a text must have {self.mask} once in its first {self.max_tokens} tokens, and this one has it "
-                f"{found or 'no'} times"
+                f"{masks or 'no'} times"
             )
         return value
 

@@ -36,9 +36,9 @@ class MultiLabelClassification(LabelledText):
 
     @classmethod
     def new_classes(cls, labels: Sequence[Any], known: Sequence[str]) -> tuple[str, ...]:
-        wanted = [name for label in labels for name in as_list(label)]
-        check_names(wanted)
-        return () if are_known(wanted, known) else class_names(set(wanted))
+        names = [name for label in labels for name in as_list(label)]
+        check_names(names)
+        return () if are_known(names, known) else class_names(set(names))
 
     def parse_label(self, value: Any, sample: Any) -> Any:
         """Return 1.0 for each class of the sample, 0.0 for the others. value: names or numbers of classes."""
@@ -55,19 +55,19 @@ class MultiLabelClassification(LabelledText):
         return answers
 
     def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
-        wanted, found = (sigmoid(first(each).astype(np.float64)) for each in (reference, candidate))
-        return np.asarray(1 - np.abs(found - wanted).max(axis=-1))
+        expected, actual = (sigmoid(first(each).astype(np.float64)) for each in (reference, candidate))
+        return np.asarray(1 - np.abs(actual - expected).max(axis=-1))
 
     def agreements(
         self, reference: Arrays, candidate: Arrays, labels: Sequence[Any] | None = None
     ) -> Iterator[Agreement]:
-        wanted, answered = first(reference) >= 0, first(candidate) >= 0
-        yield share_of(int((wanted == answered).all(axis=-1).sum()), len(wanted), "agreement", 0.0)
-        for index in range(wanted.shape[1]):
+        expected, answered = first(reference) >= 0, first(candidate) >= 0
+        yield share_of(int((expected == answered).all(axis=-1).sum()), len(expected), "agreement", 0.0)
+        for index in range(expected.shape[1]):
             # A class that nearly all samples are of says as much by the samples that are not.
-            rare = wanted[:, index].mean() <= 0.5
+            rare = expected[:, index].mean() <= 0.5
             subject = f"{'label' if rare else 'absence of label'} {self.label(index)!r}"
-            yield from compare_class(wanted[:, index] == rare, answered[:, index] == rare, subject)
+            yield from compare_class(expected[:, index] == rare, answered[:, index] == rare, subject)
 
     def null_answers(self, reference: Arrays) -> dict[str, Arrays]:
         (name, logits), *_ = reference.items()
@@ -78,10 +78,10 @@ class MultiLabelClassification(LabelledText):
         return {"shuffled": shuffle_rows({name: logits}), **repeated}
 
     def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
-        found, wanted = first(outputs) >= 0, np.asarray(labels) > THRESHOLD
-        if found.shape != wanted.shape:
-            raise DataError(f"labels are of {wanted.shape[1]} classes, and the model has {found.shape[1]}")
-        return make_f1_scorer((found & wanted).sum(axis=1), found.sum(axis=1), wanted.sum(axis=1))
+        predicted, expected = first(outputs) >= 0, np.asarray(labels) > THRESHOLD
+        if predicted.shape != expected.shape:
+            raise DataError(f"labels are of {expected.shape[1]} classes, and the model has {predicted.shape[1]}")
+        return make_f1_scorer((predicted & expected).sum(axis=1), predicted.sum(axis=1), expected.sum(axis=1))
 
 
 def as_list(value: Any) -> list[Any]:

@@ -100,14 +100,14 @@ class ObjectDetection(ImageLocalization):
 
     def decode(self, outputs: Arrays, samples: Sequence[Any]) -> list[Any]:
         return [
-            {"objects": self.describe(found, sample[SIZE])}
-            for found, sample in zip(self.find(outputs), samples, strict=True)
+            {"objects": self.describe(detections, sample[SIZE])}
+            for detections, sample in zip(self.find(outputs), samples, strict=True)
         ]
 
-    def describe(self, found: Detections, size: Array) -> list[dict[str, Any]]:
+    def describe(self, detections: Detections, size: Array) -> list[dict[str, Any]]:
         """Return the objects of an answer, with boxes in whole pixels. size: height and width of the image as it
         came."""
-        kept = found.pick(found.scores > THRESHOLD)
+        kept = detections.pick(detections.scores > THRESHOLD)
         corners = (kept.boxes * size[[1, 0, 1, 0]].astype(np.float32)).astype(np.int64)  # cut, as by transformers
         return [
             {
@@ -120,7 +120,7 @@ class ObjectDetection(ImageLocalization):
 
     def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
         pairs = zip(self.find(reference), self.find(candidate), strict=True)
-        return np.array([compare_detections(wanted, found) for wanted, found in pairs], np.float64)
+        return np.array([compare_detections(expected, actual) for expected, actual in pairs], np.float64)
 
     def agreements(
         self, reference: Arrays, candidate: Arrays, labels: Sequence[Any] | None = None
@@ -132,10 +132,10 @@ class ObjectDetection(ImageLocalization):
             kept = [find_again(*pair) for pair in zip(ours, theirs, strict=True)]
             classes, again = np.concatenate([each.classes for each in ours]), np.concatenate(kept)
             for number in np.unique(classes).tolist():
-                own = again[classes == number]
-                if len(own) >= FEWEST_ANSWERS:
+                matches = again[classes == number]
+                if len(matches) >= FEWEST_ANSWERS:
                     subject = f"objects {self.label(number)!r}"
-                    yield share_of(int(own.sum()), len(own), name, OBJECTS_LEAST, subject)
+                    yield share_of(int(matches.sum()), len(matches), name, OBJECTS_LEAST, subject)
 
     def null_answers(self, reference: Arrays) -> dict[str, Arrays]:
         """No objects at all, the mean of each query, and the objects of other samples."""
@@ -149,8 +149,8 @@ class ObjectDetection(ImageLocalization):
         return {"shuffled": shuffle_rows(reference), **answers}
 
     def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
-        wanted = [Detections(np.ones(len(label)), label[:, 0].astype(np.int64), label[:, 1:]) for label in labels]
-        return make_precision_scorer(self.find(outputs), wanted)
+        objects = [Detections(np.ones(len(label)), label[:, 0].astype(np.int64), label[:, 1:]) for label in labels]
+        return make_precision_scorer(self.find(outputs), objects)
 
     def align(self, reference: Arrays, candidate: Arrays) -> Arrays:
         """Put the queries in the order of the reference: a detector that chooses its queries by their scores puts

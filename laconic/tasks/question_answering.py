@@ -121,10 +121,12 @@ class QuestionAnswering(TextTask):
         return answers
 
     def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
-        wanted = first(reference)
-        found, filled = fit_positions(first(candidate), wanted.shape[1]), find_filled(wanted)
+        expected = first(reference)
+        actual, filled = fit_positions(first(candidate), expected.shape[1]), find_filled(expected)
         shared = [
-            np.minimum(softmax_positions(wanted[..., end], filled), softmax_positions(found[..., end], filled)).sum(-1)
+            np.minimum(softmax_positions(expected[..., end], filled), softmax_positions(actual[..., end], filled)).sum(
+                -1
+            )
             for end in range(len(ENDS))
         ]
         return np.asarray(np.mean(shared, axis=0))
@@ -133,11 +135,11 @@ class QuestionAnswering(TextTask):
         self, reference: Arrays, candidate: Arrays, labels: Sequence[Any] | None = None
     ) -> Iterator[Agreement]:
         """Compare the tokens of answers (F1), and whether there is an answer at all."""
-        wanted = first(reference)
-        found, filled = fit_positions(first(candidate), wanted.shape[1]), find_filled(wanted)
+        expected = first(reference)
+        actual, filled = fit_positions(first(candidate), expected.shape[1]), find_filled(expected)
         sides = [
             [find_span(row, 0, int(there.sum()) - 1)[:2] for row, there in zip(logits, filled, strict=True)]
-            for logits in (wanted, found)
+            for logits in (expected, actual)
         ]
         shared = [measure_span_f1(one, other) for one, other in zip(*sides, strict=True)]
         yield Agreement("token_f1", float(np.mean(shared)), SPANS_LEAST)
@@ -270,7 +272,7 @@ def make_passages(encoding: Encoding, context: str) -> list[Passage]:
 
 def read_tokens(encodings: Sequence[Encoding]) -> list[Token]:
     """Read the tokens of the context in all parts of a truncated encoding."""
-    found = []
+    tokens = []
     words: dict[int, tuple[int, int]] = {}
     for encoding in encodings:
         ids, types, word_ids, offsets = encoding.ids, encoding.type_ids, encoding.word_ids, encoding.offsets
@@ -279,8 +281,8 @@ def read_tokens(encodings: Sequence[Encoding]) -> list[Token]:
             if word is not None:
                 low, high = words.get(word, (begin, end))
                 words[word] = min(low, begin), max(high, end)
-            found.append((ids[index], types[index], word, (begin, end)))
-    return [(one, kind, own if word is None else words[word]) for one, kind, word, own in found]
+            tokens.append((ids[index], types[index], word, (begin, end)))
+    return [(one, kind, span if word is None else words[word]) for one, kind, word, span in tokens]
 
 
 def find_context(encoding: Encoding) -> list[int]:

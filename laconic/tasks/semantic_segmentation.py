@@ -102,11 +102,11 @@ class SemanticSegmentation(ImageLocalization):
     def agreements(
         self, reference: Arrays, candidate: Arrays, labels: Sequence[Any] | None = None
     ) -> Iterator[Agreement]:
-        wanted, found = (first(each).argmax(axis=1) for each in (reference, candidate))
-        shared, either = count_overlap(found, wanted, len(self.labels))
+        expected, actual = (first(each).argmax(axis=1) for each in (reference, candidate))
+        shared, either = count_overlap(actual, expected, len(self.labels))
         yield Agreement("iou_with_original", make_iou_scorer(shared, either)(np.arange(len(shared))), IOU_LEAST)
         for number in np.flatnonzero(either.any(axis=0)).tolist():
-            if int((wanted == number).any(axis=(1, 2)).sum()) >= FEWEST_IMAGES:
+            if int((expected == number).any(axis=(1, 2)).sum()) >= FEWEST_IMAGES:
                 share = float(shared[:, number].sum() / either[:, number].sum())
                 yield Agreement("iou", share, CLASS_IOU_LEAST, f"class {self.label(number)!r}")
 
@@ -147,13 +147,13 @@ def choose_classes(logits: Array, size: tuple[int, int]) -> Array:
     """
     above, below, down = place_between(logits.shape[1], size[0])
     left, right, across = place_between(logits.shape[2], size[1])
-    found = np.empty(size, np.int64)
+    chosen = np.empty(size, np.int64)
     for start in range(0, size[0], STRIP):
         rows = slice(start, start + STRIP)
         weight = down[rows, None]
         strip = logits[:, above[rows]] * (1 - weight) + logits[:, below[rows]] * weight
-        found[rows] = (strip[:, :, left] * (1 - across) + strip[:, :, right] * across).argmax(axis=0)
-    return found
+        chosen[rows] = (strip[:, :, left] * (1 - across) + strip[:, :, right] * across).argmax(axis=0)
+    return chosen
 
 
 def place_between(length: int, size: int) -> tuple[Array, Array, Array]:
@@ -163,13 +163,15 @@ def place_between(length: int, size: int) -> tuple[Array, Array, Array]:
     return before, np.minimum(before + 1, length - 1), (at - before).astype(np.float32)
 
 
-def count_overlap(found: Sequence[Array] | Array, wanted: Sequence[Array] | Array, classes: int) -> tuple[Array, Array]:
+def count_overlap(
+    maps: Sequence[Array] | Array, references: Sequence[Array] | Array, classes: int
+) -> tuple[Array, Array]:
     """Return the pixels of each sample and class that both maps have, and that either has, [samples, classes] each.
 
     Pixels without a class in `wanted` do not count.
     """
     counts = []
-    for ours, theirs in zip(found, wanted, strict=True):
+    for ours, theirs in zip(maps, references, strict=True):
         kept = theirs != IGNORED
         both = theirs[kept & (ours == theirs)]
         size = max(classes, int(ours.max()) + 1, int(theirs[kept].max(initial=-1)) + 1)

@@ -102,10 +102,10 @@ class SpeechRecognition(AudioTask):
     def agreements(
         self, reference: Arrays, candidate: Arrays, labels: Sequence[Any] | None = None
     ) -> Iterator[Agreement]:
-        wanted, found = self.write(first(reference)), self.write(first(candidate))
-        same = sum(one == other for one, other in zip(wanted, found, strict=True))
-        yield share_of(same, len(wanted), "agreement", 0.0)
-        yield from compare_words(wanted, found)
+        expected, actual = self.write(first(reference)), self.write(first(candidate))
+        same = sum(one == other for one, other in zip(expected, actual, strict=True))
+        yield share_of(same, len(expected), "agreement", 0.0)
+        yield from compare_words(expected, actual)
 
     def null_answers(self, reference: Arrays) -> dict[str, Arrays]:
         (name, logits), *_ = reference.items()

@@ -119,9 +119,9 @@ class SpeechToText(WrittenText, RecordingTask):
             return settings.forced_decoder_ids
         token = self.tokenizer.token_to_id(f"<|{language}|>")
         if token not in settings.languages:
-            given = "is not given" if language is None else f"is {language!r}, which the model does not know"
+            state = "is not given" if language is None else f"is {language!r}, which the model does not know"
             raise DataError(
-                f"the model begins with the language of a recording, and that of this text {given}. Give each row its "
+                f"the model begins with the language of a recording, and that of this text {state}. Give each row its "
                 f"{LANGUAGE!r} as a code, such as 'en'; or name one for all in generation_config.json"
             )
         return (int(token), *settings.forced_decoder_ids)
@@ -138,8 +138,8 @@ class SpeechToText(WrittenText, RecordingTask):
         recording = self.read_recording(value)
         if recording is None:
             sample = read_numbers(value, np.dtype(np.float32), "a spectrogram")
-            if sample.shape != (wanted := self.inputs[0].shape[1:]):
-                raise InputError(f"a spectrogram must have the shape {list(wanted)}, not {list(sample.shape)}")
+            if sample.shape != (expected := self.inputs[0].shape[1:]):
+                raise InputError(f"a spectrogram must have the shape {list(expected)}, not {list(sample.shape)}")
             check_finite(sample)
             return sample
         waveform, rate = recording
@@ -170,8 +170,8 @@ class SpeechToText(WrittenText, RecordingTask):
     def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
         begin = self.settings.begin
         rows = zip(outputs[TOKENS].tolist(), labels, strict=True)
-        found = [self.write(tokens[begin : len(target)]) for tokens, target in rows]
-        return make_word_scorer(found, [self.write(target[begin:]) for target in labels])
+        texts = [self.write(tokens[begin : len(target)]) for tokens, target in rows]
+        return make_word_scorer(texts, [self.write(target[begin:]) for target in labels])
 
     def typical(self, batch: int, length: int, seed: int = 0) -> Arrays:
         """Make noise, with a target of `length` tokens where the bounds allow."""

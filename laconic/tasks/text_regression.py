@@ -95,12 +95,12 @@ class TextRegression(LabelledText):
         return sigmoid(logits) if self.activation == "sigmoid" else logits
 
     def decode(self, outputs: Arrays, samples: Sequence[Any]) -> list[Any]:
-        found = self.scores(outputs)
-        if found.shape[1] == 1:
-            return [{"score": float(row[0])} for row in found]
+        scores = self.scores(outputs)
+        if scores.shape[1] == 1:
+            return [{"score": float(row[0])} for row in scores]
         return [
             {"scores": [{"label": self.label(index), "score": float(score)} for index, score in enumerate(row)]}
-            for row in found
+            for row in scores
         ]
 
     def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
@@ -109,8 +109,8 @@ class TextRegression(LabelledText):
     def agreements(
         self, reference: Arrays, candidate: Arrays, labels: Sequence[Any] | None = None
     ) -> Iterator[Agreement]:
-        wanted, found = self.scores(reference), self.scores(candidate)
-        for index, (one, two) in enumerate(zip(wanted.T, found.T, strict=True)):
+        expected, actual = self.scores(reference), self.scores(candidate)
+        for index, (one, two) in enumerate(zip(expected.T, actual.T, strict=True)):
             yield from compare_scores(one, two, f"score {self.label(index)!r}")
 
     def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:

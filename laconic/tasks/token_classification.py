@@ -49,12 +49,12 @@ class TokenClassification(LabelledText):
 
     @classmethod
     def new_classes(cls, labels: Sequence[Any], known: Sequence[str]) -> tuple[str, ...]:
-        wanted = {span["label"] for label in labels for span in read_spans(label)}
-        if known and wanted <= {split_tag(label)[1] for label in known}:
+        tags = {span["label"] for label in labels for span in read_spans(label)}
+        if known and tags <= {split_tag(label)[1] for label in known}:
             return ()
-        if not wanted:
+        if not tags:
             raise DataError("no sample has an entity, so there is nothing to find")
-        return (OUTSIDE, *(f"{prefix}-{tag}" for tag in sorted(wanted) for prefix in "BI"))
+        return (OUTSIDE, *(f"{prefix}-{tag}" for tag in sorted(tags) for prefix in "BI"))
 
     def sample_schema(self) -> dict[str, Any]:
         return TEXT_SCHEMA
@@ -144,11 +144,11 @@ class TokenClassification(LabelledText):
         self, reference: Arrays, candidate: Arrays, labels: Sequence[Any] | None = None
     ) -> Iterator[Agreement]:
         """Compare the tags of tokens, and of the entities of each tag those that have tag and ends alike."""
-        wanted = first(reference)
-        found, filled = fit_positions(first(candidate), wanted.shape[1]), find_filled(wanted)
-        same = (wanted.argmax(-1) == found.argmax(-1))[filled]
+        expected = first(reference)
+        actual, filled = fit_positions(first(candidate), expected.shape[1]), find_filled(expected)
+        same = (expected.argmax(-1) == actual.argmax(-1))[filled]
         yield share_of(int(same.sum()), same.size, "agreement", 0.0)
-        sides = [self.list_entities(logits.argmax(-1), filled) for logits in (wanted, found)]
+        sides = [self.list_entities(logits.argmax(-1), filled) for logits in (expected, actual)]
         for tag in sorted({entity.tag for _, entity in sides[0]}):
             one, two = ({pair for pair in side if pair[1].tag == tag} for side in sides)
             union = one | two
@@ -173,9 +173,9 @@ class TokenClassification(LabelledText):
         counts = []
         for classes, label in zip(first(outputs).argmax(axis=-1), labels, strict=True):
             kept = [index for index, each in enumerate(label) if each != IGNORED]
-            wanted = set(group_tokens(kept, label, self.labels))
-            found = set(group_tokens(kept, classes, self.labels))
-            counts.append((len(wanted & found), len(found), len(wanted)))
+            expected = set(group_tokens(kept, label, self.labels))
+            actual = set(group_tokens(kept, classes, self.labels))
+            counts.append((len(expected & actual), len(actual), len(expected)))
         return make_f1_scorer(*np.array(counts).T)
 
 

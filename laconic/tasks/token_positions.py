@@ -31,11 +31,11 @@ def overlap_positions(reference: Array, candidate: Array, background: int | None
     more, on which both agree, keeps samples without anything else from being compared by their noise.
     """
     filled = find_filled(reference)[..., None]
-    wanted, found = (softmax(each) * filled for each in (reference, fit_positions(candidate, reference.shape[1])))
+    expected, actual = (softmax(each) * filled for each in (reference, fit_positions(candidate, reference.shape[1])))
     if background is None:
-        return np.asarray(np.minimum(wanted, found).sum(axis=(1, 2)) / filled.sum(axis=(1, 2)).clip(min=1))
-    wanted, found = (np.delete(each, background, axis=-1) for each in (wanted, found))
-    shared, total = np.minimum(wanted, found).sum(axis=(1, 2)), wanted.sum(axis=(1, 2)) + found.sum(axis=(1, 2))
+        return np.asarray(np.minimum(expected, actual).sum(axis=(1, 2)) / filled.sum(axis=(1, 2)).clip(min=1))
+    expected, actual = (np.delete(each, background, axis=-1) for each in (expected, actual))
+    shared, total = np.minimum(expected, actual).sum(axis=(1, 2)), expected.sum(axis=(1, 2)) + actual.sum(axis=(1, 2))
     return np.asarray((2 * shared + 2) / (total + 2))
 
 

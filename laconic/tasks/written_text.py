@@ -170,17 +170,17 @@ class WrittenText(Task):
         return str(self.tokenizer.decode(self.cut(ids), skip_special_tokens=True)).strip()
 
     def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
-        wanted = reference[PROBABILITIES]
-        found, filled = fit_positions(candidate[PROBABILITIES], wanted.shape[1]), find_filled(wanted)
-        shared = np.minimum(wanted, found).sum(axis=-1, dtype=np.float64) * filled
+        expected = reference[PROBABILITIES]
+        actual, filled = fit_positions(candidate[PROBABILITIES], expected.shape[1]), find_filled(expected)
+        shared = np.minimum(expected, actual).sum(axis=-1, dtype=np.float64) * filled
         return np.asarray((shared.sum(axis=1) / filled.sum(axis=1).clip(min=1)).clip(max=1.0))
 
     def agreements(
         self, reference: Arrays, candidate: Arrays, labels: Sequence[Any] | None = None
     ) -> Iterator[Agreement]:
-        wanted, filled = reference[TOKENS], find_filled(reference[PROBABILITIES])
-        found = fit_positions(candidate[TOKENS][..., None], wanted.shape[1])[..., 0]
-        yield share_of(int((wanted == found)[filled].sum()), int(filled.sum()), "agreement", TOKENS_LEAST)
+        expected, filled = reference[TOKENS], find_filled(reference[PROBABILITIES])
+        actual = fit_positions(candidate[TOKENS][..., None], expected.shape[1])[..., 0]
+        yield share_of(int((expected == actual)[filled].sum()), int(filled.sum()), "agreement", TOKENS_LEAST)
 
     def null_answers(self, reference: Arrays) -> dict[str, Arrays]:
         """Return the answers of the mean distribution of a token and of nothing but the end, at each place, and
@@ -203,10 +203,10 @@ class WrittenText(Task):
         return {"shuffled": shuffle_rows(reference), **repeated}
 
     def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
-        found = outputs[TOKENS]
+        tokens = outputs[TOKENS]
         shares = []
         for row, target in enumerate(labels):
-            right = found[row, : len(target)] == np.array(target[: found.shape[1]])
+            right = tokens[row, : len(target)] == np.array(target[: tokens.shape[1]])
             shares.append(float(np.mean(np.delete(right, self.settings.forced_places))))
         return make_mean_scorer(np.array(shares))
 

@@ -52,7 +52,7 @@ def benchmark_sessions(
     would take longer than a quarter of `patience`. patience: seconds per batch size; infinite: all rounds of all
     batches are run. clock: see `interleave`.
     """
-    found: list[Timing] = []
+    timings: list[Timing] = []
     least = min(LEAST_ROUNDS, rounds)
     enough = partial(is_settled, baseline=baseline, least=least) if patience < math.inf else None
     row = 0.0
@@ -64,10 +64,10 @@ def benchmark_sessions(
         inputs = task.timed(batch, length)
         runs = {name: partial(session.run, inputs) for name, session in sessions.items()}
         seconds = interleave(runs, rounds=max(least, min(rounds, most)), clock=clock, enough=enough)
-        found += make_timings(seconds, baseline, batch=batch, length=find_free_length(inputs, task), threads=threads)
+        timings += make_timings(seconds, baseline, batch=batch, length=find_free_length(inputs, task), threads=threads)
         row = sum(map(sum, seconds.values())) / len(seconds[baseline]) / batch
         step.advance()
-    return found
+    return timings
 
 
 def is_settled(seconds: Mapping[str, Sequence[float]], *, baseline: str, least: int) -> bool:
