@@ -10,7 +10,7 @@ from torch import nn
 
 from laconic.config import NamedSettings
 from laconic.models import builder, huggingface, wrappers
-from laconic.models.source_json import read_source_json
+from laconic.models.model_folder import read_source_json
 from train.planner.combinations import format_technique
 from train.planner.meta_model import CONFIG, MetaModel, open_meta_model
 from train.settings import Training

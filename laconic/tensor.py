@@ -17,20 +17,8 @@ MAX_AXES = 64
 """Of numpy's arrays."""
 MAX_ELEMENTS = 2**31
 """The most elements of a tensor's fixed axes: of one sample, 8 GB in float32."""
-DTYPES = (
-    "bool",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "float16",
-    "float32",
-    "float64",
-)
+INTEGERS = tuple(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))
+DTYPES = ("bool", *INTEGERS, "float16", "float32", "float64")
 NUMPY = {name: np.dtype(name) for name in DTYPES}
 """The dtype of each name: to look one up takes numpy as long as all other checks of a tensor."""
 

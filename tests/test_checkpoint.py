@@ -18,8 +18,7 @@ from torch import nn
 from laconic.artifacts.record import Record
 from laconic.errors import SourceError, UntrustedSource, UsageError
 from laconic.hashing import seal, unseal
-from laconic.models.checkpoint import WEIGHTS, Checkpoint
-from laconic.models.checkpoint_card import CARD
+from laconic.models.checkpoint import CARD, WEIGHTS, Checkpoint
 from laconic.models.image_processor import read_preprocess
 from laconic.models.source_loading import is_onnx, load_source
 from laconic.models.torch_session import TorchSession

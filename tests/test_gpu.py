@@ -17,13 +17,13 @@ from compress.pipeline import compress
 from export.candidates.audit import audit
 from export.candidates.engine_option import EngineOption
 from export.candidates.reference import open_reference
+from laconic.artifacts.bench import tune
 from laconic.artifacts.golden import GOLDEN_FLOOR
-from laconic.artifacts.tuning import tune
 from laconic.cache import Cache
 from laconic.errors import MissingPackage
 from laconic.metrics import cosine
 from laconic.models import huggingface, wrappers
-from laconic.models.source_json import read_source_json
+from laconic.models.model_folder import read_source_json
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
 from laconic.runtimes.engine_store import ENGINE, FOLDER

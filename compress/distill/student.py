@@ -16,8 +16,7 @@ from laconic.artifacts.record import Record
 from laconic.errors import RecipeError, SourceError
 from laconic.hashing import environment_digest, hash_of
 from laconic.models import wrappers
-from laconic.models.checkpoint import Checkpoint
-from laconic.models.checkpoint_card import prepare
+from laconic.models.checkpoint import Checkpoint, prepare
 from laconic.recipes.stage import Property, TorchContext, TorchStage
 
 SOURCE = "source"

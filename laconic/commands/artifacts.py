@@ -187,7 +187,7 @@ def tune(
     For an artifact that was made on another machine, or for an engine that was not there. The graph, the golden outputs
     and the verdict stay as they are; the exit code is 3 if the verdict failed.
     """
-    from laconic.artifacts.tuning import tune
+    from laconic.artifacts.bench import tune
     from laconic.commands.tables import print_timings
 
     with ExitStack() as stack:

@@ -14,8 +14,8 @@ from transformers.pytorch_utils import Conv1D
 from laconic.cache import open_scratch_folder
 from laconic.errors import SourceError
 from laconic.files import replace_folder
-from laconic.models.source_json import read_source_json
-from laconic.models.special_tokens import TEMPLATE
+from laconic.models.model_folder import read_source_json
+from laconic.models.processors import TEMPLATE
 from laconic.models.weights import read_safetensors
 from laconic.tasks.assets import to_json
 

@@ -9,7 +9,7 @@ import transformers
 from pydantic import ValidationError
 
 from laconic.errors import SourceError
-from laconic.models.source_json import read_source_json
+from laconic.models.model_folder import read_source_json
 from laconic.models.speech import SpeechModel, ignores_padding, split_convolutions
 from laconic.tasks.audio_preprocess import AudioPreprocess, LogMelPreprocess
 from laconic.tasks.ctc_vocabulary import CtcVocabulary
@@ -51,7 +51,7 @@ def read_audio_preprocess(folder: Path, config: Any) -> tuple[AudioPreprocess, b
         convolutions=tuple(chain(*split_convolutions(config))),
     )
     for waveform in make_probes(made.sampling_rate):
-        difference = measure_error(extractor, made, waveform)
+        difference = measure_error(extractor, made, waveform, "input_values")
         if difference > SAMPLE_ERROR:
             known = "Models that read waveforms are known, as wav2vec 2.0, HuBERT and WavLM"
             raise make_unknown(folder, extractor, difference, known)
@@ -86,8 +86,9 @@ def read_log_mel(folder: Path, config: Any) -> LogMelPreprocess:
         raise SourceError(
             f"{folder / SETTINGS} sets {first['loc'][0]} to {first['input']!r}: {first['msg'].lower()}"
         ) from None
-    difference = max(measure_difference(extractor, made, waveform) for waveform in make_probes(made.sampling_rate))
-    if not difference <= FEATURE_ERROR:
+    probes = make_probes(made.sampling_rate)
+    difference = max(measure_error(extractor, made, waveform, "input_features") for waveform in probes)
+    if not (isinstance(extractor, transformers.WhisperFeatureExtractor) and difference <= FEATURE_ERROR):
         known = "Encoder-decoders that read the log-mel spectrograms of WhisperFeatureExtractor are known"
         raise make_unknown(folder, extractor, difference, known)
     expected = (config.num_mel_bins, 2 * config.max_source_positions)  # one convolution has a stride of two
@@ -108,18 +109,6 @@ def make_unknown(folder: Path, extractor: Any, difference: float, known: str) ->
     )
 
 
-def measure_difference(extractor: Any, made: LogMelPreprocess, waveform: Any) -> float:
-    """Measure the largest difference of a feature between a feature extractor of transformers and ours; infinite for
-    inputs of different shapes."""
-    if not isinstance(extractor, transformers.WhisperFeatureExtractor):
-        return float("inf")
-    features = np.asarray(
-        extractor(waveform, sampling_rate=made.sampling_rate, return_tensors="np")["input_features"][0]
-    )
-    ours = made.apply(waveform, made.sampling_rate)
-    return float(np.abs(features - ours).max()) if features.shape == ours.shape else float("inf")
-
-
 def make_probes(rate: int) -> list[Any]:
     """Make recordings by which preprocessing is compared, [samples] float32: silence, and noise off zero."""
     rng = np.random.default_rng(0)
@@ -127,16 +116,15 @@ def make_probes(rate: int) -> list[Any]:
     return [np.zeros(rate // 4, np.float32), noise, 0.001 * noise[: rate // 3]]
 
 
-def measure_error(extractor: Any, made: AudioPreprocess, waveform: Any) -> float:
-    """Measure the largest difference of a sample between a feature extractor of transformers and ours; infinite for
-    inputs of different shapes."""
+def measure_error(extractor: Any, made: AudioPreprocess | LogMelPreprocess, waveform: Any, key: str) -> float:
+    """Measure the largest difference of a number between a feature extractor of transformers and ours; infinite for
+    inputs of different shapes. key: of the extractor's input."""
     try:
-        features = extractor(waveform, sampling_rate=made.sampling_rate, return_tensors="np")
-        samples = np.asarray(features["input_values"][0])
+        expected = np.asarray(extractor(waveform, sampling_rate=made.sampling_rate, return_tensors="np")[key][0])
     except (ValueError, TypeError, IndexError, KeyError, AttributeError, RuntimeError):  # it makes other inputs
         return float("inf")
     ours = made.apply(waveform, made.sampling_rate)
-    return float(np.abs(samples - ours).max()) if samples.shape == ours.shape else float("inf")
+    return float(np.abs(expected - ours).max()) if expected.shape == ours.shape else float("inf")
 
 
 def read_characters(folder: Path, size: int) -> CtcVocabulary:

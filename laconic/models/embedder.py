@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor, nn
 
 from laconic.errors import SourceError
-from laconic.models.source_json import read_source_json
+from laconic.models.model_folder import read_source_json
 from laconic.models.weights import read_weights
 
 Pooling = Literal["mean", "cls", "max"]

@@ -13,7 +13,7 @@ from laconic import registry
 from laconic.arrays import Array
 from laconic.errors import SourceError
 from laconic.models.image_rules import read_standard
-from laconic.models.source_json import read_source_json
+from laconic.models.model_folder import read_source_json
 from laconic.tasks.image_preprocess import ImagePreprocess
 
 SETTINGS = "preprocessor_config.json"

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from torch import nn
 
 from laconic.errors import SourceError
-from laconic.models.source_json import read_source_json
+from laconic.models.model_folder import read_source_json
 from laconic.models.transformers_logging import quiet
 
 if TYPE_CHECKING:

@@ -16,14 +16,12 @@ from laconic.hashing import hash_of
 from laconic.models import builder as builders
 from laconic.models import huggingface, timm_folder
 from laconic.models.adapter import is_adapter, read_adapter
-from laconic.models.checkpoint import Checkpoint
-from laconic.models.checkpoint_card import CARD, prepare
-from laconic.models.foreign_folder import GGUF, refuse_foreign
+from laconic.models.checkpoint import CARD, Checkpoint, prepare
+from laconic.models.model_folder import GGUF, refuse_foreign
 from laconic.models.pretrained import Loaded
-from laconic.models.processors import plain_task
+from laconic.models.processors import plain_task, read_chat_template
 from laconic.models.sample_signature import infer_inputs
 from laconic.models.signature import order_inputs, probe_module
-from laconic.models.special_tokens import read_chat_template
 from laconic.models.weights import check_finite, fingerprint, is_program, scan_weights
 from laconic.tensor import TensorSpec
 

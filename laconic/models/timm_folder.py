@@ -17,12 +17,11 @@ from torch import Tensor, nn
 
 from laconic import registry
 from laconic.errors import SourceError
-from laconic.models.foreign_folder import refuse_pointers
 from laconic.models.image_processor import find_difference
 from laconic.models.image_rules import Settings
+from laconic.models.model_folder import read_source_json, refuse_pointers
 from laconic.models.pretrained import ENCODER, Loaded
 from laconic.models.processors import resolve_task
-from laconic.models.source_json import read_source_json
 from laconic.tasks.image_preprocess import ImagePreprocess
 from laconic.tasks.preprocessing import Preprocessing
 from laconic.tasks.task import Task

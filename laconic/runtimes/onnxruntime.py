@@ -5,6 +5,7 @@ import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from laconic.arrays import Array, Arrays
 from laconic.errors import RuntimeFailure
@@ -55,22 +56,11 @@ class OrtSession(Session):
         return dict(zip(self._outputs, answers, strict=True))
 
     def kernels(self) -> list[Kernel]:
-        # The engine reports its kernels by writing the optimized graph; the weights go to a file that is not read.
-        options = self._session.get_session_options()
-        with tempfile.TemporaryDirectory() as folder:
-            written = Path(folder) / "optimized.onnx"
-            again = ort.SessionOptions()
-            again.log_severity_level = 3
-            again.add_session_config_entry(*DISABLED)
-            again.add_session_config_entry(*IN_FLOAT)
-            again.graph_optimization_level = options.graph_optimization_level
-            again.optimized_model_filepath = str(written)
-            again.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights")
-            try:
-                ort.InferenceSession(self._model, again, providers=["CPUExecutionProvider"])
-                nodes = read_nodes(written)
-            except Exception as error:  # the engine's exceptions share no base class
-                raise RuntimeFailure(f"onnxruntime does not report its kernels: {error}") from error
+        options = ort.SessionOptions()
+        options.add_session_config_entry(*DISABLED)
+        options.add_session_config_entry(*IN_FLOAT)
+        options.graph_optimization_level = self._session.get_session_options().graph_optimization_level
+        nodes = read_optimized_nodes(self._model, options, ["CPUExecutionProvider"])
         return [
             Kernel(name, node.kind, find_arithmetic(node))
             for node in nodes
@@ -126,6 +116,21 @@ class OnnxRuntime(Runtime):
         level = ort.GraphOptimizationLevel
         options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
         return options
+
+
+def read_optimized_nodes(model: Path, options: ort.SessionOptions, providers: Sequence[Any]) -> list[Node]:
+    """Read the nodes that the engine makes of a model. It reports its kernels by writing the optimized graph; the
+    weights go to a file that is not read."""
+    with tempfile.TemporaryDirectory() as folder:
+        written = Path(folder) / "optimized.onnx"
+        options.log_severity_level = 3
+        options.optimized_model_filepath = str(written)
+        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights")
+        try:
+            ort.InferenceSession(model, options, providers=providers)
+            return read_nodes(written)
+        except Exception as error:  # the engine's exceptions share no base class
+            raise RuntimeFailure(f"onnxruntime does not report its kernels: {error}") from error
 
 
 def find_arithmetic(node: Node) -> str:

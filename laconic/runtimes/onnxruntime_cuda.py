@@ -5,7 +5,6 @@ inputs and outputs runs in the tests, on the CPU provider.
 """
 
 import logging
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,8 +17,8 @@ from laconic.arrays import Array, Arrays
 from laconic.errors import LaconicError, MissingPackage, RuntimeFailure
 from laconic.runtimes.cuda_device import CudaStream, PinnedBuffers, Shape, find_gpu
 from laconic.runtimes.device_policy import ReplayCache
-from laconic.runtimes.onnx_file import Node, read_nodes
-from laconic.runtimes.onnxruntime import NODE_SUFFIX, OrtSession
+from laconic.runtimes.onnx_file import Node
+from laconic.runtimes.onnxruntime import NODE_SUFFIX, OrtSession, read_optimized_nodes
 from laconic.runtimes.runtime import Compute, Kernel, Runtime
 
 log = logging.getLogger("laconic.onnxruntime")
@@ -141,17 +140,7 @@ class OrtCudaSession(OrtSession):
         self._replays.clear()
 
     def kernels(self) -> list[Kernel]:
-        with tempfile.TemporaryDirectory() as folder:
-            written = Path(folder) / "optimized.onnx"
-            options = ort.SessionOptions()
-            options.log_severity_level = 3
-            options.optimized_model_filepath = str(written)
-            options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights")
-            try:
-                ort.InferenceSession(self._model, options, providers=[(PROVIDER, PROVIDER_OPTIONS)])
-                nodes = read_nodes(written)
-            except Exception as error:  # the engine's exceptions share no base class
-                raise RuntimeFailure(f"onnxruntime does not report its kernels: {error}") from error
+        nodes = read_optimized_nodes(self._model, ort.SessionOptions(), [(PROVIDER, PROVIDER_OPTIONS)])
         return [
             Kernel(NODE_SUFFIX.sub("", node.name), node.kind, find_weight_type(node))
             for node in nodes

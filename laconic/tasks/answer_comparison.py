@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from laconic.tasks.agreement import Agreement
 
 
+Labels = Sequence[Any] | None
+"""The labels of all samples; None where there are none."""
+
+
 class AnswerComparison(NamedTask, ABC):
     """How outputs are compared with the original's, and with labels."""
 
@@ -30,9 +34,7 @@ class AnswerComparison(NamedTask, ABC):
         nothing."""
         return candidate
 
-    def agreements(
-        self, reference: Arrays, candidate: Arrays, labels: Sequence[Any] | None = None
-    ) -> Iterable["Agreement"]:
+    def agreements(self, reference: Arrays, candidate: Arrays, labels: Labels = None) -> Iterable["Agreement"]:
         """Return what the candidate's answers keep of the information in the reference's, over all samples, by the
         task's own matching; nothing more than their fidelity by default. labels: of the samples, where there are
         any."""

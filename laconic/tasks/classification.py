@@ -10,6 +10,7 @@ from laconic.arrays import Array, Arrays, first, softmax
 from laconic.errors import DataError
 from laconic.metrics import Scorer, make_mean_scorer, overlap
 from laconic.tasks.agreement import Agreement, compare_classes
+from laconic.tasks.answer_comparison import Labels
 from laconic.tasks.checkpoint_loading import count_outputs
 from laconic.tasks.classes import are_known, check_names, class_names, find_class
 from laconic.tasks.null_answers import make_null_logits, shuffle_rows
@@ -65,9 +66,7 @@ class Classification(Task):
     def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
         return overlap(first(reference), first(candidate))
 
-    def agreements(
-        self, reference: Arrays, candidate: Arrays, labels: Sequence[Any] | None = None
-    ) -> Iterable[Agreement]:
+    def agreements(self, reference: Arrays, candidate: Arrays, labels: Labels = None) -> Iterable[Agreement]:
         return compare_classes(first(reference).argmax(-1), first(candidate).argmax(-1), self.name_class)
 
     def name_class(self, index: int) -> str:

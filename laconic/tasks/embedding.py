@@ -9,6 +9,7 @@ from laconic.arrays import Array, Arrays, first
 from laconic.errors import InputError
 from laconic.metrics import Scorer, cosine, cosine_matrix, find_nearest_neighbours, make_mean_scorer, spearman
 from laconic.tasks.agreement import Agreement, share_of
+from laconic.tasks.answer_comparison import Labels
 from laconic.tasks.tolerance import Tolerance
 from laconic.tasks.training_needs import HealingLoss
 
@@ -45,9 +46,7 @@ class Embedding:
     def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
         return cosine(first(reference), first(candidate))
 
-    def agreements(
-        self, reference: Arrays, candidate: Arrays, labels: Sequence[Any] | None = None
-    ) -> Iterator[Agreement]:
+    def agreements(self, reference: Arrays, candidate: Arrays, labels: Labels = None) -> Iterator[Agreement]:
         a, b = first(reference), first(candidate)
         if len(a) < FEWEST:
             return

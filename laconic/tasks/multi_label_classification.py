@@ -9,6 +9,7 @@ from laconic.arrays import Array, Arrays, first, sigmoid
 from laconic.errors import DataError
 from laconic.metrics import Scorer, make_f1_scorer
 from laconic.tasks.agreement import Agreement, compare_class, share_of
+from laconic.tasks.answer_comparison import Labels
 from laconic.tasks.classes import are_known, check_names, class_names, find_class
 from laconic.tasks.labelled_text import LabelledText
 from laconic.tasks.null_answers import SURE, shuffle_rows
@@ -58,9 +59,7 @@ class MultiLabelClassification(LabelledText):
         expected, actual = (sigmoid(first(each).astype(np.float64)) for each in (reference, candidate))
         return np.asarray(1 - np.abs(actual - expected).max(axis=-1))
 
-    def agreements(
-        self, reference: Arrays, candidate: Arrays, labels: Sequence[Any] | None = None
-    ) -> Iterator[Agreement]:
+    def agreements(self, reference: Arrays, candidate: Arrays, labels: Labels = None) -> Iterator[Agreement]:
         expected, answered = first(reference) >= 0, first(candidate) >= 0
         yield share_of(int((expected == answered).all(axis=-1).sum()), len(expected), "agreement", 0.0)
         for index in range(expected.shape[1]):

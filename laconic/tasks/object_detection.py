@@ -10,6 +10,7 @@ from laconic.arrays import Array, Arrays
 from laconic.errors import DataError, InputError
 from laconic.metrics import Scorer
 from laconic.tasks.agreement import FEWEST_ANSWERS, Agreement, share_of
+from laconic.tasks.answer_comparison import Labels
 from laconic.tasks.assets import read_asset, to_json
 from laconic.tasks.classes import find_class
 from laconic.tasks.detections import (
@@ -122,9 +123,7 @@ class ObjectDetection(ImageLocalization):
         pairs = zip(self.find(reference), self.find(candidate), strict=True)
         return np.array([compare_detections(expected, actual) for expected, actual in pairs], np.float64)
 
-    def agreements(
-        self, reference: Arrays, candidate: Arrays, labels: Sequence[Any] | None = None
-    ) -> Iterator[Agreement]:
+    def agreements(self, reference: Arrays, candidate: Arrays, labels: Labels = None) -> Iterator[Agreement]:
         """Measure the share of each model's objects that the other finds too: of the same class, above the threshold,
         with an intersection over union of at least a half."""
         sides = [[each.pick(each.scores > THRESHOLD) for each in self.find(side)] for side in (reference, candidate)]

@@ -14,6 +14,7 @@ from laconic.errors import DataError, InputError
 from laconic.metrics import Scorer, make_mean_scorer
 from laconic.registry import did_you_mean
 from laconic.tasks.agreement import Agreement, compare_class
+from laconic.tasks.answer_comparison import Labels
 from laconic.tasks.null_answers import SURE, shuffle_rows
 from laconic.tasks.text import TEXT_SCHEMA, TextTask, Tokens
 from laconic.tasks.token_positions import find_filled, fit_positions, softmax_positions
@@ -131,9 +132,7 @@ class QuestionAnswering(TextTask):
         ]
         return np.asarray(np.mean(shared, axis=0))
 
-    def agreements(
-        self, reference: Arrays, candidate: Arrays, labels: Sequence[Any] | None = None
-    ) -> Iterator[Agreement]:
+    def agreements(self, reference: Arrays, candidate: Arrays, labels: Labels = None) -> Iterator[Agreement]:
         """Compare the tokens of answers (F1), and whether there is an answer at all."""
         expected = first(reference)
         actual, filled = fit_positions(first(candidate), expected.shape[1]), find_filled(expected)

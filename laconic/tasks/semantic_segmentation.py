@@ -13,6 +13,7 @@ from laconic.arrays import Array, Arrays, first
 from laconic.errors import DataError, InputError
 from laconic.metrics import Scorer
 from laconic.tasks.agreement import Agreement
+from laconic.tasks.answer_comparison import Labels
 from laconic.tasks.image_localization import PIXELS, SIZE, ImageLocalization
 from laconic.tasks.image_preprocess import open_image
 from laconic.tasks.null_answers import SURE, shuffle_rows
@@ -99,9 +100,7 @@ class SemanticSegmentation(ImageLocalization):
         shares = (shared + least) / (either + least)
         return np.asarray((shares * (either > 0)).sum(axis=1) / (either > 0).sum(axis=1))
 
-    def agreements(
-        self, reference: Arrays, candidate: Arrays, labels: Sequence[Any] | None = None
-    ) -> Iterator[Agreement]:
+    def agreements(self, reference: Arrays, candidate: Arrays, labels: Labels = None) -> Iterator[Agreement]:
         expected, actual = (first(each).argmax(axis=1) for each in (reference, candidate))
         shared, either = count_overlap(actual, expected, len(self.labels))
         yield Agreement("iou_with_original", make_iou_scorer(shared, either)(np.arange(len(shared))), IOU_LEAST)

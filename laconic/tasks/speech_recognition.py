@@ -10,6 +10,7 @@ from laconic.arrays import Array, Arrays, first
 from laconic.errors import DataError
 from laconic.metrics import Scorer, make_word_scorer
 from laconic.tasks.agreement import Agreement, compare_words, share_of
+from laconic.tasks.answer_comparison import Labels
 from laconic.tasks.assets import read_asset, to_json
 from laconic.tasks.audio import AudioTask
 from laconic.tasks.audio_preprocess import AudioPreprocess
@@ -99,9 +100,7 @@ class SpeechRecognition(AudioTask):
     def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
         return overlap_positions(first(reference), first(candidate), self.characters.blank)
 
-    def agreements(
-        self, reference: Arrays, candidate: Arrays, labels: Sequence[Any] | None = None
-    ) -> Iterator[Agreement]:
+    def agreements(self, reference: Arrays, candidate: Arrays, labels: Labels = None) -> Iterator[Agreement]:
         expected, actual = self.write(first(reference)), self.write(first(candidate))
         same = sum(one == other for one, other in zip(expected, actual, strict=True))
         yield share_of(same, len(expected), "agreement", 0.0)

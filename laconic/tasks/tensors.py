@@ -11,6 +11,7 @@ from laconic.arrays import Array, Arrays, first
 from laconic.errors import InputError
 from laconic.metrics import Scorer, cosine, make_mean_scorer, make_r2_scorer, measure_closeness
 from laconic.tasks.agreement import MOST_NUMBERS, Agreement, compare_classes, compare_numbers, compare_scores
+from laconic.tasks.answer_comparison import Labels
 from laconic.tasks.task import Task
 from laconic.tasks.tolerance import Tolerance
 from laconic.tasks.training_needs import HealingLoss
@@ -107,9 +108,7 @@ class Tensors(Task):
     def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
         return np.asarray(np.min([likeness(reference[name], candidate[name]) for name in reference], axis=0))
 
-    def agreements(
-        self, reference: Arrays, candidate: Arrays, labels: Sequence[Any] | None = None
-    ) -> Iterator[Agreement]:
+    def agreements(self, reference: Arrays, candidate: Arrays, labels: Labels = None) -> Iterator[Agreement]:
         for name, array in reference.items():
             other = candidate[name]
             if array.dtype.kind != "f":

@@ -11,6 +11,7 @@ from laconic.arrays import Array, Arrays, first, sigmoid
 from laconic.errors import DataError
 from laconic.metrics import Scorer, make_r2_scorer, measure_closeness
 from laconic.tasks.agreement import Agreement, compare_scores
+from laconic.tasks.answer_comparison import Labels
 from laconic.tasks.assets import PREPROCESS, read_asset, to_json
 from laconic.tasks.checkpoint_loading import count_outputs
 from laconic.tasks.labelled_text import LabelledText
@@ -106,9 +107,7 @@ class TextRegression(LabelledText):
     def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
         return np.asarray(measure_closeness(self.scores(reference), self.scores(candidate)).min(axis=1))
 
-    def agreements(
-        self, reference: Arrays, candidate: Arrays, labels: Sequence[Any] | None = None
-    ) -> Iterator[Agreement]:
+    def agreements(self, reference: Arrays, candidate: Arrays, labels: Labels = None) -> Iterator[Agreement]:
         expected, actual = self.scores(reference), self.scores(candidate)
         for index, (one, two) in enumerate(zip(expected.T, actual.T, strict=True)):
             yield from compare_scores(one, two, f"score {self.label(index)!r}")

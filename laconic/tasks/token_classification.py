@@ -11,6 +11,7 @@ from laconic.arrays import Array, Arrays, first, softmax
 from laconic.errors import DataError, InputError
 from laconic.metrics import Scorer, make_f1_scorer
 from laconic.tasks.agreement import Agreement, compare_class, share_of
+from laconic.tasks.answer_comparison import Labels
 from laconic.tasks.labelled_text import LabelledText
 from laconic.tasks.null_answers import make_null_logits, shuffle_rows
 from laconic.tasks.row_parsing import LABEL
@@ -140,9 +141,7 @@ class TokenClassification(LabelledText):
         outside = self.labels.index(OUTSIDE) if OUTSIDE in self.labels else None
         return overlap_positions(first(reference), first(candidate), outside)
 
-    def agreements(
-        self, reference: Arrays, candidate: Arrays, labels: Sequence[Any] | None = None
-    ) -> Iterator[Agreement]:
+    def agreements(self, reference: Arrays, candidate: Arrays, labels: Labels = None) -> Iterator[Agreement]:
         """Compare the tags of tokens, and of the entities of each tag those that have tag and ends alike."""
         expected = first(reference)
         actual, filled = fit_positions(first(candidate), expected.shape[1]), find_filled(expected)

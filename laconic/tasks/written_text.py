@@ -12,6 +12,7 @@ from laconic.arrays import Array, Arrays
 from laconic.errors import DataError, InputError
 from laconic.metrics import Scorer, make_mean_scorer
 from laconic.tasks.agreement import Agreement, share_of
+from laconic.tasks.answer_comparison import Labels
 from laconic.tasks.assets import read_asset, to_json
 from laconic.tasks.decoder_tensors import (
     DECODER_ATTENTION_MASK,
@@ -175,9 +176,7 @@ class WrittenText(Task):
         shared = np.minimum(expected, actual).sum(axis=-1, dtype=np.float64) * filled
         return np.asarray((shared.sum(axis=1) / filled.sum(axis=1).clip(min=1)).clip(max=1.0))
 
-    def agreements(
-        self, reference: Arrays, candidate: Arrays, labels: Sequence[Any] | None = None
-    ) -> Iterator[Agreement]:
+    def agreements(self, reference: Arrays, candidate: Arrays, labels: Labels = None) -> Iterator[Agreement]:
         expected, filled = reference[TOKENS], find_filled(reference[PROBABILITIES])
         actual = fit_positions(candidate[TOKENS][..., None], expected.shape[1])[..., 0]
         yield share_of(int((expected == actual)[filled].sum()), int(filled.sum()), "agreement", TOKENS_LEAST)

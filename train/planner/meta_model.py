@@ -12,8 +12,7 @@ from laconic import registry
 from laconic.errors import SourceError
 from laconic.models import builder as builders
 from laconic.models import huggingface, timm_folder, wrappers
-from laconic.models.checkpoint import rebuild_from_card
-from laconic.models.checkpoint_card import CARD, read_card
+from laconic.models.checkpoint import CARD, read_card, rebuild_from_card
 from laconic.models.embedder import MODULES
 from laconic.models.encoder_decoder import SpeechWriter
 from laconic.models.processors import plain_task, resolve_task
