@@ -18,19 +18,9 @@ from laconic.tasks.generation_settings import LONGEST, UNSTATED_LENGTH, Generati
 
 NEUTRAL = {"encoder_repetition_penalty": 1.0, "guidance_scale": 1.0, "encoder_no_repeat_ngram_size": 0}
 UNSUPPORTED = (
-    *NEUTRAL,
-    "bad_words_ids",
-    "sequence_bias",
-    "exponential_decay_length_penalty",
-    "stop_strings",
-    "max_time",
-    "penalty_alpha",
-    "dola_layers",
-    "constraints",
-    "force_words_ids",
-    "watermarking_config",
-    "forced_decoder_ids",
-)
+    *NEUTRAL, "bad_words_ids", "sequence_bias", "exponential_decay_length_penalty", "stop_strings", "max_time",
+    "penalty_alpha", "dola_layers", "constraints", "force_words_ids", "watermarking_config", "forced_decoder_ids",
+)  # fmt: skip
 """Settings of generation_config.json that would change a greedy answer, and that `GenerationSettings` lacks."""
 
 

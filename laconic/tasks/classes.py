@@ -1,6 +1,6 @@
 """The classes that a model tells apart: their names in files, and what the labels of samples say of them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -8,8 +8,10 @@ import numpy as np
 
 from laconic.errors import DataError
 from laconic.tasks.assets import LABELS, read_asset, to_json
+from laconic.tasks.checkpoint_loading import reads_waveforms
 from laconic.tasks.preprocessing import Preprocessing
 from laconic.tasks.task import Task
+from laconic.tasks.text import TextTask
 from laconic.tensor import TensorSpec
 
 SPARSE = 10
@@ -84,3 +86,13 @@ def class_names(labels: Iterable[Any]) -> tuple[str, ...]:
     if any(numbers):
         raise DataError(f"{len(names)} labels go up to {highest}: classes are numbered from 0. Give names instead")
     return tuple(sorted(names, key=int))
+
+
+class LabelledText(LabelledTask, TextTask):
+    """A text task whose classes have names, which the artifact holds."""
+
+    has_class_head = True
+
+    @classmethod
+    def recognizes(cls, config: Mapping[str, Any]) -> bool:
+        return not reads_waveforms(config) and cls.fits(config)

@@ -10,8 +10,7 @@ from laconic.errors import DataError
 from laconic.metrics import Scorer, make_f1_scorer
 from laconic.tasks.agreement import Agreement, compare_class, share_of
 from laconic.tasks.answer_comparison import Labels
-from laconic.tasks.classes import are_known, check_names, class_names, find_class
-from laconic.tasks.labelled_text import LabelledText
+from laconic.tasks.classes import LabelledText, are_known, check_names, class_names, find_class
 from laconic.tasks.null_answers import SURE, shuffle_rows
 from laconic.tasks.tolerance import Tolerance
 

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from laconic.arrays import Array, Arrays, first, sigmoid
 from laconic.errors import DataError
@@ -14,7 +13,7 @@ from laconic.tasks.agreement import Agreement, compare_scores
 from laconic.tasks.answer_comparison import Labels
 from laconic.tasks.assets import PREPROCESS, read_asset, to_json
 from laconic.tasks.checkpoint_loading import count_outputs
-from laconic.tasks.labelled_text import LabelledText
+from laconic.tasks.classes import LabelledText
 from laconic.tasks.preprocessing import Activation, Preprocessing
 from laconic.tasks.tolerance import Tolerance
 from laconic.tensor import TensorSpec
@@ -39,19 +38,8 @@ class TextRegression(LabelledText):
     architectures = ("ForSequenceClassification",)
     problem_type: ClassVar[str | None] = "regression"
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        inputs: tuple[TensorSpec, ...],
-        *,
-        max_tokens: int,
-        pad_id: int,
-        labels: tuple[str, ...] = (),
-        activation: Activation = "identity",
-    ) -> None:
-        """activation: what makes a score of an output."""
-        super().__init__(tokenizer, inputs, max_tokens=max_tokens, pad_id=pad_id, labels=labels)
-        self.activation = activation
+    activation: Activation = "identity"
+    """What makes a score of an output."""
 
     @classmethod
     def from_preprocessing(cls, preprocessing: Preprocessing) -> Self:

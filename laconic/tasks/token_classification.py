@@ -12,7 +12,7 @@ from laconic.errors import DataError, InputError
 from laconic.metrics import Scorer, make_f1_scorer
 from laconic.tasks.agreement import Agreement, compare_class, share_of
 from laconic.tasks.answer_comparison import Labels
-from laconic.tasks.labelled_text import LabelledText
+from laconic.tasks.classes import LabelledText
 from laconic.tasks.null_answers import make_null_logits, shuffle_rows
 from laconic.tasks.row_parsing import LABEL
 from laconic.tasks.text import TEXT_SCHEMA
