@@ -16,7 +16,7 @@ from laconic.tasks.chat_template import ChatTemplate, MarkedText, mark_completio
 from laconic.tasks.classification import TokenPrediction
 from laconic.tasks.preprocessing import Preprocessing
 from laconic.tasks.row_parsing import LABEL
-from laconic.tasks.text import TEXT_SCHEMA, TextTask
+from laconic.tasks.text import SingleText
 from laconic.tasks.training_needs import HealingLoss
 from laconic.tensor import TensorSpec
 
@@ -25,7 +25,7 @@ MESSAGES, PROMPT, COMPLETION = "messages", "prompt", "completion"
 """The columns of a chat, and of a prompt with its completion, in the place of a text."""
 
 
-class CausalLm(TokenPrediction, TextTask):
+class CausalLm(TokenPrediction, SingleText):
     """A classifier whose classes are the tokens: the answer to a text is the distribution of the next token.
 
     A label is the token that follows, as text or, a whole number, by its id. In files, a sample may also be a chat
@@ -88,14 +88,6 @@ class CausalLm(TokenPrediction, TextTask):
         if self.field not in values and COMPLETION in values:
             return (mark_completion(values.get(PROMPT), values[COMPLETION]),), None
         return super().read_row(values, folder)
-
-    def sample_schema(self) -> dict[str, Any]:
-        return TEXT_SCHEMA
-
-    def parse(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return value
-        raise InputError(f"a sample must be a text, not {type(value).__name__}")
 
     def with_chat_template(self, text: str) -> Self:
         """Return the same task with another chat template."""

@@ -13,11 +13,11 @@ from laconic.hashing import hash_of
 from laconic.tasks.assets import PREPROCESS, read_asset, to_json
 from laconic.tasks.classification import TokenPrediction
 from laconic.tasks.preprocessing import Preprocessing
-from laconic.tasks.text import TEXT_SCHEMA, TextTask
+from laconic.tasks.text import SingleText
 from laconic.tensor import TensorSpec
 
 
-class FillMask(TokenPrediction, TextTask):
+class FillMask(TokenPrediction, SingleText):
     """A classifier whose classes are the tokens: the answer is the distribution of the masked one.
 
     A text of a file needs no mask: one of its words is masked, chosen by a hash of the text, and is its label.
@@ -60,13 +60,8 @@ class FillMask(TokenPrediction, TextTask):
         preprocess = {"max_tokens": self.max_tokens, "pad_id": self.pad_id, "mask_id": self.mask_id}
         return super().assets() | {PREPROCESS: to_json(preprocess)}
 
-    def sample_schema(self) -> dict[str, Any]:
-        return TEXT_SCHEMA
-
     def parse(self, value: Any) -> Any:
-        if not isinstance(value, str):
-            raise InputError(f"a sample must be a text, not {type(value).__name__}")
-        masks = self.tokenizer.encode(value).ids.count(self.mask_id)
+        masks = self.tokenizer.encode(super().parse(value)).ids.count(self.mask_id)
         if masks != 1:
             raise InputError(
                 f"a text must have {self.mask} once in its first {self.max_tokens} tokens, and this one has it "

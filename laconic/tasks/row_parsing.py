@@ -82,6 +82,19 @@ class RowParsing(NamedTask):
         return list(samples)
 
 
+def is_pair(values: Mapping[str, Any]) -> bool:
+    """Return whether a row has the two columns of a pair."""
+    return all(name in values for name in PAIR)
+
+
+def read_pair(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Read the two texts of a row. Raises InputError for anything else than strings."""
+    for name in PAIR:
+        if not isinstance(values[name], str):
+            raise InputError(f"expected a string under {name!r}, got {type(values[name]).__name__}")
+    return tuple(values[name] for name in PAIR)
+
+
 @dataclass(frozen=True, eq=False)
 class Targeted:
     """A sample with its target. sample: as a task's `parse` takes it, or as it returns it. target: the ids of the

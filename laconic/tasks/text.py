@@ -13,7 +13,7 @@ from laconic.arrays import Array, Arrays, first
 from laconic.errors import CorruptArtifact, InputError, UsageError
 from laconic.tasks.assets import PREPROCESS, TOKENIZER, VOCABULARY, read_asset, to_json
 from laconic.tasks.preprocessing import Preprocessing
-from laconic.tasks.row_parsing import LABEL, PAIR
+from laconic.tasks.row_parsing import LABEL, PAIR, is_pair, read_pair
 from laconic.tasks.task import Task
 from laconic.tensor import BATCH, TensorSpec
 
@@ -42,19 +42,6 @@ def count_ids(tokenizer: Tokenizer) -> int:
         return size
     # Ids with gaps. The whole vocabulary as a dict takes 50 MB for 250,000 tokens.
     return max(tokenizer.get_vocab().values(), default=-1) + 1
-
-
-def is_pair(values: Mapping[str, Any]) -> bool:
-    """Return whether a row has the two columns of a pair."""
-    return all(name in values for name in PAIR)
-
-
-def read_pair(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Read the two texts of a row. Raises InputError for anything else than strings."""
-    for name in PAIR:
-        if not isinstance(values[name], str):
-            raise InputError(f"expected a string under {name!r}, got {type(values[name]).__name__}")
-    return tuple(values[name] for name in PAIR)
 
 
 TEXT_SCHEMA = {"type": "string"}
@@ -327,3 +314,15 @@ class TextTask(Task):
         ones = np.ones((batch, length))
         values = {"input_ids": ids, "attention_mask": ones, "token_type_ids": 0 * ones}
         return {spec.name: values[spec.name].astype(spec.dtype) for spec in self.inputs if spec.name in values}
+
+
+class SingleText(TextTask):
+    """A text task whose samples are no pairs."""
+
+    def sample_schema(self) -> dict[str, Any]:
+        return TEXT_SCHEMA
+
+    def parse(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return value
+        raise InputError(f"a sample must be a text, not {type(value).__name__}")

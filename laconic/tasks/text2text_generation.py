@@ -7,13 +7,13 @@ from typing import Any, ClassVar, Self
 from tokenizers import Tokenizer
 
 from laconic.arrays import Array, Arrays
-from laconic.errors import CorruptArtifact, InputError
+from laconic.errors import CorruptArtifact
 from laconic.tasks.assets import PREPROCESS, read_asset
 from laconic.tasks.decoder_tensors import PAST, TARGET, TARGET_INPUTS, describe_target
 from laconic.tasks.generation_settings import GenerationSettings
 from laconic.tasks.preprocessing import Preprocessing
 from laconic.tasks.row_parsing import LABEL
-from laconic.tasks.text import TEXT_SCHEMA, TextTask
+from laconic.tasks.text import SingleText
 from laconic.tasks.written_text import WrittenText
 from laconic.tensor import BATCH, TensorSpec
 
@@ -29,7 +29,7 @@ class TargetedText(str):
         return made
 
 
-class Text2TextGeneration(WrittenText, TextTask):
+class Text2TextGeneration(WrittenText, SingleText):
     """A sample is a text."""
 
     name = "text2text-generation"
@@ -76,14 +76,6 @@ class Text2TextGeneration(WrittenText, TextTask):
     def limit_ids(self, count: int) -> None:
         super().limit_ids(count)
         self.check_generation(count)
-
-    def sample_schema(self) -> dict[str, Any]:
-        return TEXT_SCHEMA
-
-    def parse(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return value
-        raise InputError(f"a sample must be a text, not {type(value).__name__}")
 
     def read_row(self, values: Mapping[str, Any], folder: Path) -> tuple[tuple[Any, ...], Any]:
         """Read the text of a row with its target, in the column of that name or of a label."""

@@ -10,8 +10,8 @@ from laconic.arrays import Arrays, first
 from laconic.errors import InputError
 from laconic.metrics import Scorer, cosine, make_scorer, spearman
 from laconic.tasks.embedding import Embedding, has_image_config, has_two_towers
-from laconic.tasks.row_parsing import SCORE
-from laconic.tasks.text import TextTask, is_pair, read_pair
+from laconic.tasks.row_parsing import SCORE, is_pair, read_pair
+from laconic.tasks.text import TextTask
 
 
 class TextEmbedding(Embedding, TextTask):

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from laconic.arrays import Array, Arrays, first, sigmoid
 from laconic.errors import DataError
@@ -38,8 +39,19 @@ class TextRegression(LabelledText):
     architectures = ("ForSequenceClassification",)
     problem_type: ClassVar[str | None] = "regression"
 
-    activation: Activation = "identity"
-    """What makes a score of an output."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        inputs: tuple[TensorSpec, ...],
+        *,
+        max_tokens: int,
+        pad_id: int,
+        labels: tuple[str, ...] = (),
+        activation: Activation = "identity",
+    ) -> None:
+        """activation: what makes a score of an output."""
+        super().__init__(tokenizer, inputs, max_tokens=max_tokens, pad_id=pad_id, labels=labels)
+        self.activation = activation
 
     @classmethod
     def from_preprocessing(cls, preprocessing: Preprocessing) -> Self:

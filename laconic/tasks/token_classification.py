@@ -15,7 +15,7 @@ from laconic.tasks.answer_comparison import Labels
 from laconic.tasks.classes import LabelledText
 from laconic.tasks.null_answers import make_null_logits, shuffle_rows
 from laconic.tasks.row_parsing import LABEL
-from laconic.tasks.text import TEXT_SCHEMA
+from laconic.tasks.text import SingleText
 from laconic.tasks.token_positions import IGNORED, find_filled, fit_positions, overlap_positions
 from laconic.tasks.tolerance import Tolerance
 
@@ -35,7 +35,7 @@ class Entity(NamedTuple):
     last: int
 
 
-class TokenClassification(LabelledText):
+class TokenClassification(LabelledText, SingleText):
     """Fidelity is the overlap of the two distributions over the tokens of a text, less the class of tokens outside of
     entities. The metric is the F1 of entities, which count where tag, beginning and end are right."""
 
@@ -56,14 +56,6 @@ class TokenClassification(LabelledText):
         if not tags:
             raise DataError("no sample has an entity, so there is nothing to find")
         return (OUTSIDE, *(f"{prefix}-{tag}" for tag in sorted(tags) for prefix in "BI"))
-
-    def sample_schema(self) -> dict[str, Any]:
-        return TEXT_SCHEMA
-
-    def parse(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return value
-        raise InputError(f"a sample must be a text, not {type(value).__name__}")
 
     def read_row(self, values: Mapping[str, Any], folder: Path) -> tuple[tuple[Any, ...], Any]:
         """Read a text with its entities; or words with a tag each, which are joined by spaces."""
