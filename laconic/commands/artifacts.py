@@ -1,17 +1,29 @@
 """Commands on artifacts: `inspect`, `verify`, `bench`, `compare`, `lint`."""
 
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from laconic.commands.options import ArtifactPath, Builder, Data, Json, RuntimeName, Threads, Trust, print_json
 from laconic.errors import GoalMissed, UsageError
 
+if TYPE_CHECKING:
+    from laconic.runtimes.runtime import Session
+
 LOAD = "A running server"
 """Panel of the help."""
+
+
+Clients = Annotated[str, typer.Option(help="Clients that wait for their answers (closed loop).", rich_help_panel=LOAD)]
+Rates = Annotated[str | None, typer.Option(help="Requests per second instead (open loop).", rich_help_panel=LOAD)]
+LoadSamples = Annotated[
+    Path | None, typer.Option(help="Samples: .txt, or .jsonl of request bodies.", rich_help_panel=LOAD)
+]
+Key = Annotated[str | None, typer.Option(help="Key of the server.", envvar="LACONIC_KEY", rich_help_panel=LOAD)]
+Chart = Annotated[Path | None, typer.Option(help="SVG file of the saturation curve to write.", rich_help_panel=LOAD)]
 
 
 def inspect(artifact: ArtifactPath, runtime: RuntimeName = None, as_json: Json = False) -> None:
@@ -108,22 +120,12 @@ def bench(
     trust: Trust = False,
     url: Annotated[str | None, typer.Option(help="Address of a server to load instead.", rich_help_panel=LOAD)] = None,
     model: Annotated[str | None, typer.Option(help="Model of the server.", rich_help_panel=LOAD)] = None,
-    clients: Annotated[
-        str, typer.Option(help="Clients that wait for their answers (closed loop).", rich_help_panel=LOAD)
-    ] = "1,4,16,64",
-    rate: Annotated[
-        str | None, typer.Option(help="Requests per second instead (open loop).", rich_help_panel=LOAD)
-    ] = None,
+    clients: Clients = "1,4,16,64",
+    rate: Rates = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="Seconds of each load.", rich_help_panel=LOAD)] = 5.0,
-    data: Annotated[
-        Path | None, typer.Option(help="Samples: .txt, or .jsonl of request bodies.", rich_help_panel=LOAD)
-    ] = None,
-    key: Annotated[
-        str | None, typer.Option(help="Key of the server.", envvar="LACONIC_KEY", rich_help_panel=LOAD)
-    ] = None,
-    chart: Annotated[
-        Path | None, typer.Option(help="SVG file of the saturation curve to write.", rich_help_panel=LOAD)
-    ] = None,
+    data: LoadSamples = None,
+    key: Key = None,
+    chart: Chart = None,
     as_json: Json = False,
 ) -> None:
     """Measure latency and throughput of artifacts in one interleaved run, or of a running server (--url).
@@ -136,14 +138,10 @@ def bench(
         if artifacts or original is not None:
             raise UsageError("--url measures a server, not artifacts. Give one of the two")
         from laconic.commands.load import bench_server
-        from laconic.loadtest.saturation_chart import draw_saturation
 
-        points = bench_server(
-            url, model=model, clients=parse_sizes("--clients", clients),
-            rates=parse_sizes("--rate", rate) if rate else (), seconds=seconds, length=length, data=data, key=key,
-        )  # fmt: skip
-        if chart is not None:
-            chart.write_text(draw_saturation(points, url), encoding="utf-8")
+        loads = {"clients": parse_sizes("--clients", clients), "rates": parse_sizes("--rate", rate) if rate else ()}
+        options = {"model": model, "seconds": seconds, "length": length, "data": data, "key": key}
+        points = bench_server(url, chart, **loads, **options)
         print_json([point.model_dump() for point in points]) if as_json else print_load(points)
         return
     if not artifacts:
@@ -151,16 +149,22 @@ def bench(
     from laconic.artifacts.bench import bench
 
     sizes = parse_sizes("--batches", batches)
-    with ExitStack() as stack:
-        session = None
-        if original is not None:
-            from export.sources import open_original
-
-            session = stack.enter_context(open_original(original, artifacts[0], threads, builder=builder, trust=trust))
+    with open_timed(original, artifacts[0], threads, builder=builder, trust=trust) as session:
         timings = bench(
             artifacts, session, threads=threads, length=length, batches=sizes, rounds=rounds, runtime=runtime
         )
     print_json([timing.model_dump() for timing in timings]) if as_json else print_timings(timings)
+
+
+def open_timed(
+    original: Path | None, artifact: Path, threads: int, *, builder: str | None, trust: bool
+) -> "AbstractContextManager[Session | None]":
+    """Open a session of the source of an artifact, to time it as well; None without one."""
+    if original is None:
+        return nullcontext()
+    from export.sources import open_original
+
+    return open_original(original, artifact, threads, builder=builder, trust=trust)
 
 
 def parse_sizes(option: str, text: str) -> tuple[int, ...]:
@@ -190,12 +194,7 @@ def tune(
     from laconic.artifacts.bench import tune
     from laconic.commands.tables import print_timings
 
-    with ExitStack() as stack:
-        session = None
-        if original is not None:
-            from export.sources import open_original
-
-            session = stack.enter_context(open_original(original, artifact, threads, builder=builder, trust=trust))
+    with open_timed(original, artifact, threads, builder=builder, trust=trust) as session:
         tuned = tune(artifact, session, threads=threads)
     timings = tuned.measured.timings
     print_json([timing.model_dump() for timing in timings]) if as_json else print_timings(timings)

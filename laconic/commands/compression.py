@@ -30,39 +30,45 @@ EXPORT_FIDELITY = 0.9999
 """The fidelity required of an export in full precision: two engines differ by less than 1e-5 in FP32, 3e-5 in BF16."""
 
 
+OptionalSource = Annotated[
+    str | None, typer.Argument(help="A checkpoint's folder, a weights file, or an ONNX file.", metavar="SOURCE")
+]
+RecipeFile = Annotated[
+    Path | None, typer.Option(help="YAML file or name of a ready recipe; command-line options override the recipe.")
+]
+EngineOnly = Annotated[
+    str | None, typer.Option(help="Build for this engine only, and choose nothing by its speed: reproducible.")
+]
+Portable = Annotated[
+    bool | None,
+    typer.Option("--portable", help="Place the model for every engine, to be fast on other processors."),
+]
+KeepGraph = Annotated[
+    bool | None,
+    typer.Option("--keep-graph", help="Keep the float graph in the artifact, so that `build` needs no source."),
+]
+Budget = Annotated[str | None, typer.Option(help="Search settings that meet the goal for this long, as 30m.")]
+
+
 def compress(
-    source: Annotated[
-        str | None, typer.Argument(help="A checkpoint's folder, a weights file, or an ONNX file.", metavar="SOURCE")
-    ] = None,
+    source: OptionalSource = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the artifact to write.")] = None,
     data: Data = None,
     train: Annotated[Path | None, typer.Option(help="Training samples for healing; default: a part of --data.")] = None,
     column: Columns = None,
-    recipe: Annotated[
-        Path | None, typer.Option(help="YAML file or name of a ready recipe; command-line options override the recipe.")
-    ] = None,
+    recipe: RecipeFile = None,
     task: Task = None,
     builder: Builder = None,
     target: Annotated[str | None, typer.Option(help="Hardware target: cpu, cuda or tensorrt.")] = None,
-    engine_only: Annotated[
-        str | None, typer.Option(help="Build for this engine only, and choose nothing by its speed: reproducible.")
-    ] = None,
-    portable: Annotated[
-        bool | None,
-        typer.Option("--portable", help="Place the model for every engine, to be fast on other processors."),
-    ] = None,
-    keep_graph: Annotated[
-        bool | None,
-        typer.Option("--keep-graph", help="Keep the float graph in the artifact, so that `build` needs no source."),
-    ] = None,
+    engine_only: EngineOnly = None,
+    portable: Portable = None,
+    keep_graph: KeepGraph = None,
     to: Annotated[str | None, typer.Option(help="What to write: artifact or checkpoint.")] = None,
     fidelity: Annotated[float | None, typer.Option(min=0, max=1, help="Mean fidelity to reach, as 0.999.")] = None,
     max_drop: Annotated[str | None, typer.Option(help="Largest drop of the task's metric, as 1%.")] = None,
     max_latency: Annotated[str | None, typer.Option(help="Largest latency of one sample, as 3ms.")] = None,
     max_size: Annotated[str | None, typer.Option(help="Largest size of the artifact, as 25MB.")] = None,
-    budget: Annotated[
-        str | None, typer.Option(help="Search settings that meet the goal for this long, as 30m.")
-    ] = None,
+    budget: Budget = None,
     executor: Annotated[str, typer.Option(help="Where the trials of a search run: local or ray.")] = "local",
     trust: Trust = False,
     show_recipe: Annotated[bool, typer.Option("--show-recipe", help="Print the complete recipe and exit.")] = False,

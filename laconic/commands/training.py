@@ -15,10 +15,31 @@ if TYPE_CHECKING:
     from train.settings import TrainingRecipe
 
 
+OptionalSource = Annotated[
+    str | None, typer.Argument(help="A checkpoint's folder, or a weights file.", metavar="SOURCE")
+]
+StepCount = Annotated[int | None, typer.Option(min=1, help="Optimizer steps of the whole run; overrides epochs.")]
+TechniqueList = Annotated[
+    list[str] | None, typer.Option(help="A technique, as lora or 'lora: {rank: 8}'; may be repeated.")
+]
+Assignments = Annotated[
+    list[str] | None, typer.Option("--set", help="Any key of the recipe, as KEY=VALUE; may be repeated.")
+]
+MemoryLimit = Annotated[
+    str | None, typer.Option(help="Memory of the device, as 8GiB; chooses the fastest techniques that fit.")
+]
+
+
+SequenceLength = Annotated[
+    int | None, typer.Option(min=1, help="Sequence length in tokens; default: the model's limit.")
+]
+MeasureAgain = Annotated[
+    bool, typer.Option("--measure", help="Measure the device's speed again, rather than take what is kept.")
+]
+
+
 def finetune(
-    source: Annotated[
-        str | None, typer.Argument(help="A checkpoint's folder, or a weights file.", metavar="SOURCE")
-    ] = None,
+    source: OptionalSource = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the checkpoint to write.")] = None,
     data: Annotated[Path | None, typer.Option(help="Training samples: with labels, pairs, or plain texts.")] = None,
     evaluate: Annotated[Path | None, typer.Option(help="Validation samples; default: a tenth of --data.")] = None,
@@ -27,20 +48,12 @@ def finetune(
     builder: Builder = None,
     epochs: Annotated[float | None, typer.Option(min=0, help="Passes over the data.")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Global batch size, in rows over all devices.")] = None,
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Optimizer steps of the whole run; overrides epochs.")
-    ] = None,
+    steps: StepCount = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate of the optimizer.")] = None,
-    technique: Annotated[
-        list[str] | None, typer.Option(help="A technique, as lora or 'lora: {rank: 8}'; may be repeated.")
-    ] = None,
+    technique: TechniqueList = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of all random numbers.")] = None,
-    assignment: Annotated[
-        list[str] | None, typer.Option("--set", help="Any key of the recipe, as KEY=VALUE; may be repeated.")
-    ] = None,
-    memory: Annotated[
-        str | None, typer.Option(help="Memory of the device, as 8GiB; chooses the fastest techniques that fit.")
-    ] = None,
+    assignment: Assignments = None,
+    memory: MemoryLimit = None,
     auto: Annotated[bool, typer.Option("--auto", help="If memory runs out, choose techniques that fit.")] = False,
     trace: Annotated[bool, typer.Option("--trace", help="Profile a few steps.")] = False,
     nvtx: Annotated[bool, typer.Option("--nvtx", help="Add NVTX ranges for Nsight.")] = False,
@@ -148,9 +161,7 @@ def plan(
     source: Source,
     memory: Annotated[str, typer.Option(help="Memory of the device, as 8GiB.")],
     batch: Annotated[int | None, typer.Option(min=1, help="Batch size in rows; default: the recipe's.")] = None,
-    seq: Annotated[
-        int | None, typer.Option(min=1, help="Sequence length in tokens; default: the model's limit.")
-    ] = None,
+    seq: SequenceLength = None,
     recipe: Annotated[Path | None, typer.Option(help="YAML file with training settings.")] = None,
     task: Task = None,
     builder: Builder = None,
@@ -158,9 +169,7 @@ def plan(
     devices: Annotated[int, typer.Option(min=1, help="Devices that share the model; --memory is per device.")] = 1,
     picture: Annotated[Path | None, typer.Option(help="Plot the table, as .svg or .png.")] = None,
     timeline: Annotated[Path | None, typer.Option(help="Plot the memory of the chosen plan over one step.")] = None,
-    measure: Annotated[
-        bool, typer.Option("--measure", help="Measure the device's speed again, rather than take what is kept.")
-    ] = False,
+    measure: MeasureAgain = False,
     everything: Annotated[bool, typer.Option("--all", help="Show all combinations that were simulated.")] = False,
     trust: Trust = False,
     as_json: Json = False,
