@@ -1,7 +1,7 @@
 """Stage ledger: figures of the model after each stage of the history, beside those of the source model."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from laconic.artifacts.record import Record
@@ -31,13 +31,7 @@ class StageEntry:
 
     def plain(self) -> dict[str, Any]:
         """Return the entry, JSON-ready."""
-        return {
-            "stage": self.stage,
-            "config": dict(self.config),
-            "figures": dict(self.figures),
-            "left": dict(self.left),
-            "seconds": self.seconds,
-        }
+        return asdict(self)
 
 
 def make_ledger(source: Mapping[str, Any], history: Sequence[Record], seconds: Mapping[str, float]) -> list[StageEntry]:

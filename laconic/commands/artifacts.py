@@ -141,7 +141,11 @@ def bench(
 
         loads = {"clients": parse_sizes("--clients", clients), "rates": parse_sizes("--rate", rate) if rate else ()}
         options = {"model": model, "seconds": seconds, "length": length, "data": data, "key": key}
-        points = bench_server(url, chart, **loads, **options)
+        points = bench_server(url, **loads, **options)
+        if chart is not None:
+            from laconic.loadtest.saturation_chart import draw_saturation
+
+            draw_saturation(points, url, chart)
         print_json([point.model_dump() for point in points]) if as_json else print_load(points)
         return
     if not artifacts:

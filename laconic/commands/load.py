@@ -15,7 +15,6 @@ import numpy as np
 from laconic.commands.http_session import HEADER_LENGTH, write_request
 from laconic.errors import DataError, UsageError
 from laconic.loadtest.http_client import ConnectionFailed, HttpClient
-from laconic.loadtest.saturation_chart import draw_saturation
 from laconic.loadtest.traffic import Load, LoadPoint
 from laconic.tensor import TensorSpec
 from serve.protocol.infer_request import DTYPES
@@ -140,9 +139,6 @@ async def load_server(
     return [LoadPoint.of("clients", count, await load.run_closed(count, seconds)) for count in clients]
 
 
-def bench_server(url: str, chart: Path | None, **options: Any) -> list[LoadPoint]:
-    """Run `load_server` from outside of an event loop. chart: SVG file of the saturation curve to write."""
-    points = asyncio.run(load_server(url, **options))
-    if chart is not None:
-        chart.write_text(draw_saturation(points, url), encoding="utf-8")
-    return points
+def bench_server(url: str, **options: Any) -> list[LoadPoint]:
+    """Run `load_server` from outside of an event loop."""
+    return asyncio.run(load_server(url, **options))

@@ -93,6 +93,11 @@ class Load:
         return await HttpClient.connect(self.url)
 
 
+def find_percentile(times: Sequence[float], percent: float) -> float:
+    """Find the smallest of the sorted values that so many percent are not larger than."""
+    return times[max(0, -int(-len(times) * percent // 100) - 1)]
+
+
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 
 
@@ -129,8 +134,3 @@ class LoadPoint(BaseModel):
             latencies={f"p{percent:g}": 1e3 * find_percentile(times, percent) for percent in PERCENTILES if times},
             errors=dict(Counter(sample.outcome for sample in samples if sample.outcome != OK)),
         )
-
-
-def find_percentile(times: Sequence[float], percent: float) -> float:
-    """Find the smallest of the sorted values that so many percent are not larger than."""
-    return times[max(0, -int(-len(times) * percent // 100) - 1)]

@@ -12,7 +12,7 @@ from transformers.cache_utils import DynamicLayer
 from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
 from laconic.errors import SourceError
-from laconic.models.transformers_logging import quiet
+from laconic.models.pretrained import WrappedModel, quiet
 from laconic.tasks.decoder_tensors import GROUPS, CacheShape
 from laconic.tasks.generation_settings import LONGEST, UNSTATED_LENGTH, GenerationSettings, Prompt, as_ids
 
@@ -24,7 +24,7 @@ UNSUPPORTED = (
 """Settings of generation_config.json that would change a greedy answer, and that `GenerationSettings` lacks."""
 
 
-class EncoderDecoder(nn.Module):
+class EncoderDecoder(WrappedModel):
     """The distributions of the next token after each token of a target, and the likeliest ones.
 
     input_ids, attention_mask: the source, [batch, seq] int64. decoder_input_ids, decoder_attention_mask: the target
@@ -36,10 +36,6 @@ class EncoderDecoder(nn.Module):
     `probabilities`, [batch, target, groups] float32, summed over groups of tokens, zeros at padding; and `tokens`,
     [batch, target] int64.
     """
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
 
     def logits(self, past_key_values: EncoderDecoderCache | None = None, **inputs: Tensor) -> Tensor:
         """Return the logits of the token after each of the target's, [batch, target, vocabulary]. inputs: the source

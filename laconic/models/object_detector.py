@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers.utils import ModelOutput
 
 from laconic.errors import SourceError
+from laconic.models.pretrained import WrappedModel
 from laconic.tasks.detections import Detections, Scoring, find_detections
 from laconic.tasks.image_preprocess import ImagePreprocess
 
@@ -27,17 +28,13 @@ DEFORMABLE = "MultiScaleDeformableAttention"
 """The name that transformers gives the class of attention at learned places of several maps."""
 
 
-class ObjectDetector(nn.Module):
+class ObjectDetector(WrappedModel):
     """pixel_values, [batch, channels, height, width] float32, to logits [batch, queries, classes] and boxes by centre,
     width and height, [batch, queries, 4].
 
     For training also a pixel_mask, which not all models take, and targets, [batch, objects, 5], a class and a box each,
     with a negative class where there is none: then the mean loss of the batch, [], is the last output.
     """
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
 
     def forward(
         self, pixel_values: Tensor, pixel_mask: Tensor | None = None, targets: Tensor | None = None

@@ -1,7 +1,8 @@
 """The weights of a folder of transformers, in the model that its config describes."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,13 +11,27 @@ import torch
 import transformers
 from safetensors import safe_open
 from torch import nn
+from transformers.utils import logging as transformers_logging
 
 from laconic.errors import SourceError
 from laconic.models.model_folder import read_source_json
-from laconic.models.transformers_logging import quiet
 
 if TYPE_CHECKING:
     from laconic.tasks.task import Task
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence the progress bars and reports of transformers in the body: what matters in them is raised as an error."""
+    level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
+        if bars:
+            transformers_logging.enable_progress_bar()
 
 
 ENCODER = "AutoModel"
@@ -204,6 +219,14 @@ def weight_files(folder: Path) -> list[Path]:
             raise SourceError(f"{folder} lacks {', '.join(absent[:3])}, which {name} names. Copy the folder again")
         return [folder / shard for shard in shards]
     raise SourceError(f"{folder} has no model.safetensors. Copy the folder again, with its weights")
+
+
+class WrappedModel(nn.Module):
+    """A module around a model of another library, with plain tensors in and out."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from laconic.errors import SourceError
 from laconic.models.image_processor import find_difference
 from laconic.models.image_rules import Settings
 from laconic.models.model_folder import read_source_json, refuse_pointers
-from laconic.models.pretrained import ENCODER, Loaded
+from laconic.models.pretrained import ENCODER, Loaded, WrappedModel
 from laconic.models.processors import resolve_task
 from laconic.tasks.image_preprocess import ImagePreprocess
 from laconic.tasks.preprocessing import Preprocessing
@@ -37,13 +37,9 @@ IMAGENET = 1000
 """The classes of ImageNet-1k, for which a model of timm is unless its config says something else."""
 
 
-class TimmModel(nn.Module):
+class TimmModel(WrappedModel):
     """pixel_values, [batch, channels, height, width] float32, to [batch, classes], or without a head to the pooled
     features, [batch, width]."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         answer: Tensor = self.model(pixel_values)

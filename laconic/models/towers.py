@@ -5,18 +5,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from laconic.models.pretrained import WrappedModel
+
 TEXT_PARTS = ("text",)
 IMAGE_PARTS = ("vision", "visual")
 """How the names of the parts of either tower begin, as CLIP, SigLIP and their relatives name them."""
 
 
-class ImageEmbedder(nn.Module):
+class ImageEmbedder(WrappedModel):
     """pixel_values, [batch, channels, height, width] float32, to [batch, features]: the encoder's pooled output, or the
     last hidden state of its first token where it has no pooler."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         answer = self.model(pixel_values=pixel_values)

@@ -19,11 +19,10 @@ from laconic.models.embedder import EmbedderConfig, TextEmbedder
 from laconic.models.encoder_decoder import EncoderDecoder, SpeechWriter
 from laconic.models.language_model import LanguageModel, MaskedLanguageModel
 from laconic.models.object_detector import ObjectDetector
-from laconic.models.pretrained import ENCODER, model_class, model_options
+from laconic.models.pretrained import ENCODER, WrappedModel, model_class, model_options, quiet
 from laconic.models.processors import resolve_task
 from laconic.models.speech import SpeechModel
 from laconic.models.towers import ImageEmbedder, ImageTower, TextTower, has_towers
-from laconic.models.transformers_logging import quiet
 
 MASKED = "AutoModelForMaskedLM"
 """The Auto class of masked language models."""
@@ -31,12 +30,8 @@ SPEECH = "AutoModelForCTC"
 """The Auto class of models that write what is said."""
 
 
-class TextClassifier(nn.Module):
+class TextClassifier(WrappedModel):
     """input_ids, attention_mask and, for models of pairs, token_type_ids, [batch, seq] int64, to [batch, classes]."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
         types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
@@ -68,12 +63,8 @@ def clear_padding(logits: Tensor, attention_mask: Tensor) -> Tensor:
     return logits.masked_fill(attention_mask.unsqueeze(-1) == 0, 0.0)
 
 
-class ImageClassifier(nn.Module):
+class ImageClassifier(WrappedModel):
     """pixel_values, [batch, channels, height, width] float32, to [batch, classes]."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         logits: Tensor = self.model(pixel_values=pixel_values).logits

@@ -4,7 +4,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
@@ -14,7 +14,7 @@ from laconic.errors import InputError
 from laconic.tasks.assets import PREPROCESS, read_asset, to_json
 from laconic.tasks.chat_template import ChatTemplate, MarkedText, mark_completion
 from laconic.tasks.classification import TokenPrediction
-from laconic.tasks.preprocessing import Preprocessing
+from laconic.tasks.preprocessing import Preprocessing, TextOptions
 from laconic.tasks.row_parsing import LABEL
 from laconic.tasks.text import SingleText
 from laconic.tasks.training_needs import HealingLoss
@@ -45,29 +45,21 @@ class CausalLm(TokenPrediction, SingleText):
         tokenizer: Tokenizer,
         inputs: tuple[TensorSpec, ...],
         *,
-        max_tokens: int,
-        pad_id: int,
         start_id: int,
         end_id: int | None = None,
         chat: ChatTemplate | None = None,
+        **options: Unpack[TextOptions],
     ) -> None:
         """start_id: the token that stands for an empty text, since the model needs one to predict the next. end_id: the
         token that ends a text; None without one. chat: the template of chats; None without one."""
-        super().__init__(tokenizer, inputs, max_tokens=max_tokens, pad_id=pad_id)
+        super().__init__(tokenizer, inputs, **options)
         self.start_id, self.end_id, self.chat = start_id, end_id, chat
 
     @classmethod
     def from_preprocessing(cls, preprocessing: Preprocessing) -> Self:
-        given = preprocessing
-        return cls(
-            given.tokenizer,
-            cls.signature(given),
-            max_tokens=given.max_tokens,
-            pad_id=given.pad_id,
-            start_id=given.start_id,
-            end_id=given.end_id,
-            chat=given.chat,
-        )
+        inputs, options = cls.signature(preprocessing), preprocessing.text_options
+        start_id, end_id, chat = preprocessing.start_id, preprocessing.end_id, preprocessing.chat
+        return cls(preprocessing.tokenizer, inputs, start_id=start_id, end_id=end_id, chat=chat, **options)
 
     @classmethod
     def from_assets(cls, folder: Path, inputs: tuple[TensorSpec, ...]) -> Self:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from tokenizers import Encoding, Tokenizer
 
@@ -12,7 +12,7 @@ from laconic.errors import InputError, SourceError
 from laconic.hashing import hash_of
 from laconic.tasks.assets import PREPROCESS, read_asset, to_json
 from laconic.tasks.classification import TokenPrediction
-from laconic.tasks.preprocessing import Preprocessing
+from laconic.tasks.preprocessing import Preprocessing, TextOptions
 from laconic.tasks.text import SingleText
 from laconic.tensor import TensorSpec
 
@@ -31,25 +31,19 @@ class FillMask(TokenPrediction, SingleText):
     architectures = ("ForMaskedLM",)
 
     def __init__(
-        self, tokenizer: Tokenizer, inputs: tuple[TensorSpec, ...], *, max_tokens: int, pad_id: int, mask_id: int
+        self, tokenizer: Tokenizer, inputs: tuple[TensorSpec, ...], *, mask_id: int, **options: Unpack[TextOptions]
     ) -> None:
         """mask_id: the token that stands for the one to predict."""
-        super().__init__(tokenizer, inputs, max_tokens=max_tokens, pad_id=pad_id)
+        super().__init__(tokenizer, inputs, **options)
         self.mask_id = mask_id
         self.mask = str(tokenizer.id_to_token(mask_id))
 
     @classmethod
     def from_preprocessing(cls, preprocessing: Preprocessing) -> Self:
-        given = preprocessing
-        if given.mask_id is None:
+        if (mask_id := preprocessing.mask_id) is None:
             raise SourceError("the tokenizer has no mask token, which a masked language model needs")
-        return cls(
-            given.tokenizer,
-            cls.signature(given),
-            max_tokens=given.max_tokens,
-            pad_id=given.pad_id,
-            mask_id=given.mask_id,
-        )
+        inputs = cls.signature(preprocessing)
+        return cls(preprocessing.tokenizer, inputs, mask_id=mask_id, **preprocessing.text_options)
 
     @classmethod
     def from_assets(cls, folder: Path, inputs: tuple[TensorSpec, ...]) -> Self:

@@ -132,8 +132,7 @@ class TextTask(Task):
 
     @classmethod
     def from_preprocessing(cls, preprocessing: Preprocessing) -> Self:
-        given = preprocessing
-        return cls(given.tokenizer, cls.signature(given), max_tokens=given.max_tokens, pad_id=given.pad_id)
+        return cls(preprocessing.tokenizer, cls.signature(preprocessing), **preprocessing.text_options)
 
     def read_row(self, values: Mapping[str, Any], folder: Path) -> tuple[tuple[Any, ...], Any]:
         """Read one sample: the text, or the two columns of a pair as one."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, Unpack
 
 from tokenizers import Tokenizer
 
@@ -11,7 +11,7 @@ from laconic.errors import CorruptArtifact
 from laconic.tasks.assets import PREPROCESS, read_asset
 from laconic.tasks.decoder_tensors import PAST, TARGET, TARGET_INPUTS, describe_target
 from laconic.tasks.generation_settings import GenerationSettings
-from laconic.tasks.preprocessing import Preprocessing
+from laconic.tasks.preprocessing import Preprocessing, TextOptions
 from laconic.tasks.row_parsing import LABEL
 from laconic.tasks.text import SingleText
 from laconic.tasks.written_text import WrittenText
@@ -44,11 +44,10 @@ class Text2TextGeneration(WrittenText, SingleText):
         tokenizer: Tokenizer,
         inputs: tuple[TensorSpec, ...],
         *,
-        max_tokens: int,
-        pad_id: int,
         generation: GenerationSettings,
+        **options: Unpack[TextOptions],
     ) -> None:
-        super().__init__(tokenizer, inputs, max_tokens=max_tokens, pad_id=pad_id)
+        super().__init__(tokenizer, inputs, **options)
         self.settings = generation
 
     @classmethod
@@ -58,10 +57,10 @@ class Text2TextGeneration(WrittenText, SingleText):
 
     @classmethod
     def from_preprocessing(cls, preprocessing: Preprocessing) -> Self:
-        given = preprocessing
-        generation = given.generation or GenerationSettings(decoder_start_token_id=given.start_id)
-        inputs = (*cls.signature(given), *describe_target(generation.max_new_tokens, given.cache_shape))
-        return cls(given.tokenizer, inputs, max_tokens=given.max_tokens, pad_id=given.pad_id, generation=generation)
+        generation = preprocessing.generation or GenerationSettings(decoder_start_token_id=preprocessing.start_id)
+        target = describe_target(generation.max_new_tokens, preprocessing.cache_shape)
+        inputs = (*cls.signature(preprocessing), *target)
+        return cls(preprocessing.tokenizer, inputs, generation=generation, **preprocessing.text_options)
 
     @classmethod
     def from_assets(cls, folder: Path, inputs: tuple[TensorSpec, ...]) -> Self:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, Unpack
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -15,7 +15,7 @@ from laconic.tasks.answer_comparison import Labels
 from laconic.tasks.assets import PREPROCESS, read_asset, to_json
 from laconic.tasks.checkpoint_loading import count_outputs
 from laconic.tasks.classes import LabelledText
-from laconic.tasks.preprocessing import Activation, Preprocessing
+from laconic.tasks.preprocessing import Activation, Preprocessing, TextOptions
 from laconic.tasks.tolerance import Tolerance
 from laconic.tensor import TensorSpec
 
@@ -44,13 +44,11 @@ class TextRegression(LabelledText):
         tokenizer: Tokenizer,
         inputs: tuple[TensorSpec, ...],
         *,
-        max_tokens: int,
-        pad_id: int,
-        labels: tuple[str, ...] = (),
         activation: Activation = "identity",
+        **options: Unpack[TextOptions],
     ) -> None:
         """activation: what makes a score of an output."""
-        super().__init__(tokenizer, inputs, max_tokens=max_tokens, pad_id=pad_id, labels=labels)
+        super().__init__(tokenizer, inputs, **options)
         self.activation = activation
 
     @classmethod
