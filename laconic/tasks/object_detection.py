@@ -137,7 +137,7 @@ class ObjectDetection(ImageLocalization):
                     yield share_of(int(matches.sum()), len(matches), name, OBJECTS_LEAST, subject)
 
     def null_answers(self, reference: Arrays) -> dict[str, Arrays]:
-        """No objects at all, the mean of each query, and the objects of other samples."""
+        """Answer with no objects at all, the mean of each query, and the objects of other samples."""
         logits, boxes = list(reference)[:2]
         nothing = np.zeros_like(reference[logits])
         if self.scoring.activation == "softmax":

@@ -156,7 +156,7 @@ def choose_classes(logits: Array, size: tuple[int, int]) -> Array:
 
 
 def place_between(length: int, size: int) -> tuple[Array, Array, Array]:
-    """For each of `size` positions along an axis of `length`, its two neighbours, and the weight of the second."""
+    """Find for each of `size` positions along an axis of `length`, its two neighbours, and the weight of the second."""
     at = np.maximum((np.arange(size) + 0.5) * (length / size) - 0.5, 0)
     before = np.minimum(at.astype(np.int64), length - 1)
     return before, np.minimum(before + 1, length - 1), (at - before).astype(np.float32)
