@@ -36,7 +36,7 @@ from laconic import cli
 from laconic.artifacts.artifact import Artifact
 from laconic.commands.http_session import open_served
 from laconic.errors import LaconicError
-from laconic.models.checkpoint import load_source
+from laconic.models.source_loading import load_source
 from laconic.runtimes.runtime import make_runtime
 
 GROUPS: dict[str, list[str]] = {

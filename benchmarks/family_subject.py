@@ -23,8 +23,9 @@ from PIL import Image
 from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 
-from laconic.models.checkpoint import Checkpoint, load_source
+from laconic.models.checkpoint import Checkpoint
 from laconic.models.signature import call, name_outputs
+from laconic.models.source_loading import load_source
 
 COMPARED = 8
 """Samples that are compared with the library."""

@@ -34,12 +34,13 @@ from compress.quantize.ranges import minmax
 from export.candidates.engine_option import EngineOption
 from export.capture import graph_forms
 from laconic.errors import RuntimeFailure
-from laconic.models.checkpoint import Checkpoint, load_source
+from laconic.models.checkpoint import Checkpoint
+from laconic.models.source_loading import load_source
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import Plan
 from laconic.runtimes.onnxruntime import OnnxRuntime
 from laconic.runtimes.runtime import make_runtime
-from laconic.timing.interleave import interleave, make_timings
+from laconic.timing.benchmark import interleave, make_timings
 
 ALL = "all passes"
 LENGTH = 128

@@ -26,7 +26,8 @@ from laconic.config import NamedSettings
 from laconic.data.dataset import Dataset, split
 from laconic.data.reader import read
 from laconic.metrics import cosine, cosine_matrix, spearman
-from laconic.models.checkpoint import Checkpoint, load_source
+from laconic.models.checkpoint import Checkpoint
+from laconic.models.source_loading import load_source
 from laconic.models.torch_session import TorchSession
 from laconic.progress import Steps
 from laconic.recipes.stage import TorchContext, TorchStage

@@ -29,8 +29,7 @@ from laconic.config import NamedSettings
 from laconic.data.dataset import Dataset, split
 from laconic.data.reader import make_dataset
 from laconic.hashing import hash_of
-from laconic.models.checkpoint import Checkpoint
-from laconic.models.checkpoint_card import prepare
+from laconic.models.checkpoint import Checkpoint, prepare
 from laconic.models.language_model import LanguageModel
 from laconic.models.weights import fill, read_safetensors, write_weights
 from laconic.progress import Steps

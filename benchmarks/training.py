@@ -9,8 +9,8 @@ import transformers
 from torch import nn
 
 from laconic.config import NamedSettings
-from laconic.models import builder, huggingface
-from laconic.models.source_json import read_source_json
+from laconic.models import builder, huggingface, wrappers
+from laconic.models.model_folder import read_source_json
 from train.planner.combinations import format_technique
 from train.planner.meta_model import CONFIG, MetaModel, open_meta_model
 from train.settings import Training
@@ -94,7 +94,7 @@ class Model:
 
     def real(self) -> nn.Module:
         """The module, with random weights."""
-        build = huggingface.build if self.source["kind"] == "huggingface" else builder.build
+        build = wrappers.build if self.source["kind"] == "huggingface" else builder.build
         return eager(build(self.source))
 
     def combinations(self) -> Iterator[Training]:

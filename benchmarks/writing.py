@@ -26,9 +26,9 @@ from export.candidates.engine_option import EngineOption
 from export.sources import capture_graph
 from laconic.arrays import Arrays
 from laconic.cache import Cache
-from laconic.models.checkpoint import load_source
 from laconic.models.encoder_decoder import EncoderDecoder
 from laconic.models.source import CheckpointSource
+from laconic.models.source_loading import load_source
 from laconic.quantization.plan import Plan, Precision
 from laconic.runtimes.encoder_decoder_session import EncoderDecoderSession
 from laconic.runtimes.onnxruntime import OnnxRuntime

@@ -14,8 +14,7 @@ from export.sources import as_checkpoint_source
 from laconic.arrays import Array
 from laconic.artifacts.record import Record
 from laconic.hardware import cores
-from laconic.models.checkpoint import Checkpoint
-from laconic.models.checkpoint_card import BUILDABLE
+from laconic.models.checkpoint import BUILDABLE, Checkpoint
 from laconic.models.footprint import measure_footprint
 from laconic.models.torch_session import TorchSession
 from laconic.recipes.stage import Property, Stage, TorchContext, TorchStage, find_made_properties

@@ -19,7 +19,7 @@ from export.validation.figures import round_figure
 from export.validation.missed import find_missed
 from laconic.arrays import Arrays
 from laconic.artifacts.artifact import Artifact, check_destination, publish_artifact
-from laconic.artifacts.golden_agreement import GOLDEN_FLOOR
+from laconic.artifacts.golden import GOLDEN_FLOOR
 from laconic.artifacts.manifest import CALIBRATION, GRAPH, GRAPH_JSON
 from laconic.artifacts.placement import Placement
 from laconic.artifacts.verdict import Comparison, Verdict

@@ -24,13 +24,13 @@ from laconic.data.reader import read_few
 from laconic.errors import SourceError, UntrustedCode
 from laconic.hardware import cores
 from laconic.hashing import digest_file, environment_digest, hash_of
-from laconic.models.checkpoint import is_onnx, load_source
 from laconic.models.processors import plain_task
 from laconic.models.source import CheckpointSource, GraphSource, Source
+from laconic.models.source_loading import is_onnx, load_source
 from laconic.models.torch_session import TorchSession
 from laconic.quantization.graph import Graph
 from laconic.recipes.recipe import Origin, Recipe
-from laconic.runtimes.external_data import find_external_files
+from laconic.runtimes.onnx_file import find_external_files
 from laconic.runtimes.onnxruntime import OnnxRuntime
 from laconic.runtimes.predict import ROWS
 from laconic.runtimes.runtime import Session

@@ -21,7 +21,7 @@ def load(path: str | Path, **options: Any) -> "Checkpoint":
     options: `task`, `builder`, `arguments` and `inputs` describe a module of your own; `trust=True` allows a source to
     execute code that it carries. Raises SourceError, UntrustedSource. Torch is imported on the first call only.
     """
-    from laconic.models.checkpoint import load_source
+    from laconic.models.source_loading import load_source
 
     return load_source(Path(path), **options)
 
@@ -37,7 +37,7 @@ def quiet_imports() -> None:
 
 
 def is_worth_reading(record: logging.LogRecord) -> bool:
-    """Whether a record of one of these loggers is anything but the noise above."""
+    """Return whether a record of one of these loggers is anything but the noise above."""
     return not str(record.msg).startswith(NOISE[record.name])
 
 

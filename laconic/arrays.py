@@ -21,17 +21,17 @@ def stack_padded(rows: Sequence[Array]) -> Array:
 
 
 def softmax(logits: Array) -> Array:
-    """Softmax over the last axis, float64."""
+    """Compute the softmax over the last axis, float64."""
     shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
     exponents = np.exp(shifted)
     return np.asarray(exponents / exponents.sum(axis=-1, keepdims=True))
 
 
 def sigmoid(logits: Array) -> Array:
-    """The logistic function of each number, without overflow."""
+    """Compute the logistic function of each number, without overflow."""
     return np.asarray(0.5 * (1 + np.tanh(0.5 * logits)))
 
 
 def first(arrays: Arrays) -> Array:
-    """The first output, which answers and metrics are computed from."""
+    """Return the first output, which answers and metrics are computed from."""
     return next(iter(arrays.values()))

@@ -187,5 +187,5 @@ class NamedSettings(Strict):
             raise RecipeError(f"{self.name}: {error}") from None
 
     def to_yaml_value(self) -> Any:
-        """The value as it is written in YAML."""
+        """Return the value as it is written in YAML."""
         return {self.name: self.config} if self.config else self.name

@@ -126,5 +126,5 @@ def restore_folder(destination: Path) -> None:
 
 
 def find_replaced(destination: Path) -> list[Path]:
-    """The folders that were moved aside to be replaced, and were left there."""
+    """Find the folders that were moved aside to be replaced, and were left there."""
     return sorted(destination.parent.glob(f".{escape(destination.name)}.{OLD}*/{escape(destination.name)}"))

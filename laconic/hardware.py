@@ -11,17 +11,8 @@ from pydantic import BaseModel, ConfigDict
 from laconic.limits.cgroups import read_cpu_quota, read_memory_limit
 
 FEATURES = (
-    "avx2",
-    "avx512f",
-    "avx512_vnni",
-    "avx_vnni",
-    "avx512_bf16",
-    "amx_int8",
-    "amx_bf16",
-    "asimd",
-    "i8mm",
-    "bf16",
-)
+    "avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimd", "i8mm", "bf16",
+)  # fmt: skip
 """The instruction set extensions that decide which kernels an engine can use."""
 
 

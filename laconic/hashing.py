@@ -25,54 +25,22 @@ HOME_PACKAGES = tuple(
 """The folders of the packages of ours that results depend on."""
 
 LIBRARIES = (
-    "accelerate",
-    "ml-dtypes",
-    "numpy",
-    "onnx",
-    "onnx-ir",
-    "onnxruntime",
-    "onnxruntime-gpu",
-    "onnxscript",
-    "openvino",
-    "optuna",
-    "peft",
-    "pillow",
-    "pyarrow",
-    "safetensors",
-    "scipy",
-    "soundfile",
-    "soxr",
-    "tensorrt-cu13",
-    "timm",
-    "tokenizers",
-    "torch",
-    "torch-pruning",
-    "torchao",
-    "transformers",
-    "triton",
-)
+    "accelerate", "ml-dtypes", "numpy", "onnx", "onnx-ir", "onnxruntime", "onnxruntime-gpu", "onnxscript", "openvino",
+    "optuna", "peft", "pillow", "pyarrow", "safetensors", "scipy", "soundfile", "soxr", "tensorrt-cu13", "timm",
+    "tokenizers", "torch", "torch-pruning", "torchao", "transformers", "triton",
+)  # fmt: skip
 """The distributions that results are computed, or samples decoded, with."""
 
 ARITHMETIC_VARIABLES = (
-    "ATEN_CPU_CAPABILITY",
-    "DNNL_CPU_ISA_HINTS",
-    "DNNL_DEFAULT_FPMATH_MODE",
-    "DNNL_MAX_CPU_ISA",
-    "MKL_CBWR",
-    "MKL_ENABLE_INSTRUCTIONS",
-    "NPY_DISABLE_CPU_FEATURES",
-    "NVIDIA_TF32_OVERRIDE",
-    "ONEDNN_CPU_ISA_HINTS",
-    "ONEDNN_DEFAULT_FPMATH_MODE",
-    "ONEDNN_MAX_CPU_ISA",
-    "OPENBLAS_CORETYPE",
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
-)
+    "ATEN_CPU_CAPABILITY", "DNNL_CPU_ISA_HINTS", "DNNL_DEFAULT_FPMATH_MODE", "DNNL_MAX_CPU_ISA", "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS", "NPY_DISABLE_CPU_FEATURES", "NVIDIA_TF32_OVERRIDE", "ONEDNN_CPU_ISA_HINTS",
+    "ONEDNN_DEFAULT_FPMATH_MODE", "ONEDNN_MAX_CPU_ISA", "OPENBLAS_CORETYPE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+)  # fmt: skip
 """The environment variables by which users limit a processor's instructions, or the precision of products."""
 
 
 def hash_of(*parts: Any) -> str:
-    """Hex digest (SHA-256, first 32 digits) of JSON-ready values; the same values give the same digest."""
+    """Return the hex digest (SHA-256, first 32 digits) of JSON-ready values; the same values give the same digest."""
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

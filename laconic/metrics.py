@@ -30,7 +30,7 @@ class Scorer:
 
 
 def cosine(reference: Array, candidate: Array) -> Array:
-    """Cosine similarity of each sample's output with its reference, all axes after the first flattened.
+    """Return the cosine similarity of each sample's output with its reference, all axes after the first flattened.
 
     reference, candidate: [samples, ...]. Returns [samples] float64. Two zero vectors give 1, a single one gives 0.
     """
@@ -42,7 +42,7 @@ def cosine(reference: Array, candidate: Array) -> Array:
 
 
 def overlap(reference: Array, candidate: Array) -> Array:
-    """The probability mass that two classifiers agree on: 1 - total variation distance, per sample.
+    """Return the probability mass that two classifiers agree on: 1 - total variation distance, per sample.
 
     reference, candidate: logits [samples, classes]. Returns [samples] in 0..1.
     """
@@ -63,10 +63,9 @@ def measure_closeness(reference: Array, candidate: Array) -> Array:
 
 
 def explain_variance(reference: Array, candidate: Array) -> Array:
-    """The share of each column's variance that is explained, the coefficient of determination: 1 for equal columns, 0
-    for the mean of the reference. reference, candidate: [samples, columns]. Returns one share for each column of the
-    reference that varies, float64.
-    """
+    """Return the share of each column's variance that is explained, the coefficient of determination: 1 for equal
+    columns, 0 for the mean of the reference. reference, candidate: [samples, columns]. Returns one share for each
+    column of the reference that varies, float64."""
     a, b = reference.astype(np.float64), candidate.astype(np.float64)
     total = np.square(a - a.mean(axis=0)).sum(axis=0)
     varies = total > ROUNDING * np.square(a).sum(axis=0)
@@ -74,14 +73,14 @@ def explain_variance(reference: Array, candidate: Array) -> Array:
 
 
 def ranks(values: Array) -> Array:
-    """Ranks from 0, ties sharing their average rank."""
+    """Return ranks from 0, ties sharing their average rank."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
     return np.asarray(((ends - counts) + (ends - 1))[inverse] / 2.0)
 
 
 def spearman(a: Array, b: Array) -> float:
-    """Spearman's rank correlation of two vectors; if either is constant, 1 where they are equal, else 0."""
+    """Return Spearman's rank correlation of two vectors; if either is constant, 1 where they are equal, else 0."""
     x, y = ranks(a), ranks(b)
     x, y = x - x.mean(), y - y.mean()
     norm = float(np.sqrt((x @ x) * (y @ y)))
@@ -89,7 +88,7 @@ def spearman(a: Array, b: Array) -> float:
 
 
 def cosine_matrix(embeddings: Array) -> Array:
-    """Cosine similarities of all pairs. embeddings: [samples, width]. Returns [samples, samples] float64."""
+    """Return the cosine similarities of all pairs. embeddings: [samples, width]. Returns [samples, samples] float64."""
     unit = embeddings.astype(np.float64)
     unit = unit / np.maximum(np.linalg.norm(unit, axis=1, keepdims=True), 1e-12)
     return np.asarray(unit @ unit.T)
@@ -112,39 +111,39 @@ def make_mean_scorer(values: Array) -> Scorer:
     return Scorer(lambda index: float(values[index].mean()), np.ones((1, len(values))), values)
 
 
-def make_f1_scorer(correct: Array, found: Array, wanted: Array) -> Scorer:
+def make_f1_scorer(correct: Array, predicted: Array, expected: Array) -> Scorer:
     """Make a scorer of the micro-averaged F1, 1 where nothing is found and nothing is wanted.
 
-    correct, found, wanted: how many items of each sample are both found and wanted, found, wanted, [samples].
+    correct, predicted, expected: how many items of each sample are both found and wanted, found, wanted, [samples].
     """
 
     def score(index: Array) -> float:
-        total = int(found[index].sum() + wanted[index].sum())
+        total = int(predicted[index].sum() + expected[index].sum())
         return 2 * float(correct[index].sum()) / total if total else 1.0
 
-    return Scorer(score, (found + wanted)[None])
+    return Scorer(score, (predicted + expected)[None])
 
 
-def make_r2_scorer(found: Array, wanted: Array) -> Scorer:
+def make_r2_scorer(predictions: Array, labels: Array) -> Scorer:
     """Make a scorer of the coefficient of determination, the mean over the outputs; 0 for labels that do not vary.
 
-    found, wanted: [samples, outputs] float64.
+    predictions, labels: [samples, outputs] float64.
     """
 
     def score(index: Array) -> float:
-        total = np.square(wanted[index] - wanted[index].mean(axis=0)).sum(axis=0)
-        left = np.square(wanted[index] - found[index]).sum(axis=0)
+        total = np.square(labels[index] - labels[index].mean(axis=0)).sum(axis=0)
+        left = np.square(labels[index] - predictions[index]).sum(axis=0)
         return float(np.where(total > 0, 1 - left / np.where(total > 0, total, 1), 0).mean())
 
-    return make_scorer(score, len(wanted))
+    return make_scorer(score, len(labels))
 
 
-def count_edits(found: Sequence[str], wanted: Sequence[str]) -> int:
-    """The fewest words to replace, to add and to leave out that make one text of another (Levenshtein, 1966)."""
-    costs = list(range(len(wanted) + 1))
-    for row, word in enumerate(found, 1):
+def count_edits(words: Sequence[str], reference: Sequence[str]) -> int:
+    """Count the fewest words to replace, to add and to leave out that make one text of another (Levenshtein, 1966)."""
+    costs = list(range(len(reference) + 1))
+    for row, word in enumerate(words, 1):
         above, costs[0] = costs[0], row
-        for column, other in enumerate(wanted, 1):
+        for column, other in enumerate(reference, 1):
             above, costs[column] = (
                 costs[column],
                 min(costs[column] + 1, costs[column - 1] + 1, above + (word != other)),
@@ -152,9 +151,9 @@ def count_edits(found: Sequence[str], wanted: Sequence[str]) -> int:
     return costs[-1]
 
 
-def make_word_scorer(found: Sequence[str], wanted: Sequence[str]) -> Scorer:
+def make_word_scorer(texts: Sequence[str], references: Sequence[str]) -> Scorer:
     """Make a scorer of the word accuracy: 1 minus the word error rate, which counts wrong, missing and added words per
-    word of what is wanted. found, wanted: the texts of each sample."""
-    edits = np.array([count_edits(one.split(), other.split()) for one, other in zip(found, wanted, strict=True)])
-    words = np.array([len(text.split()) for text in wanted])
+    word of what is wanted. texts, references: the texts of each sample."""
+    edits = np.array([count_edits(one.split(), other.split()) for one, other in zip(texts, references, strict=True)])
+    words = np.array([len(text.split()) for text in references])
     return Scorer(lambda index: 1 - float(edits[index].sum()) / max(int(words[index].sum()), 1), words[None])

@@ -76,14 +76,14 @@ class Steps:
                 yield step
         finally:
             whole = time.perf_counter() - start
-            own, self._inner = whole - self._inner, before + whole
-        self.seconds[title] = self.seconds.get(title, 0.0) + own
-        line = Text.assemble(("done", "green"), f" {title:<36} {own:6.1f} s  ", (step.note, "dim"))
+            seconds, self._inner = whole - self._inner, before + whole
+        self.seconds[title] = self.seconds.get(title, 0.0) + seconds
+        line = Text.assemble(("done", "green"), f" {title:<36} {seconds:6.1f} s  ", (step.note, "dim"))
         self._console.print(line, soft_wrap=True)
 
     @contextmanager
     def _display(self) -> Iterator[Progress]:
-        """The bars of the running steps; a terminal can show one display at a time."""
+        """Show the bars of the running steps; a terminal can show one display at a time."""
         if self._bar is not None:
             yield self._bar
             return

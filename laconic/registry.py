@@ -1,9 +1,8 @@
 """The registry: tables from the names used in recipes and on the command line to "package.module:object" addresses.
 
-Nothing is imported before it is resolved. To add a stage, a task, a runtime or a target, write one file and add one
-line here. In a recipe that is trusted, an address "their.package:Thing" works in place of the name of a stage, a
-criterion, a technique, an optimizer, a schedule, a metric or a callback, and needs no line. Nothing else that is
-read can name code.
+Nothing is imported before it is resolved. A new stage, task, runtime or target is one file and one line here. In a
+recipe that is trusted, an address "their.package:Thing" works in place of the names of ADDRESSABLE kinds, and needs no
+line. Nothing else that is read can name code.
 """
 
 import difflib
@@ -135,16 +134,16 @@ FORMATS = {
 }
 
 IMAGE_PROCESSORS = {
-    "ConditionalDetrImageProcessor": "laconic.models.image_processors.detr_processor:read_detr",
-    "ConvNextImageProcessor": "laconic.models.image_processors.convnext_processor:read_convnext",
-    "DeformableDetrImageProcessor": "laconic.models.image_processors.detr_processor:read_detr",
-    "DetrImageProcessor": "laconic.models.image_processors.detr_processor:read_detr",
-    "EfficientNetImageProcessor": "laconic.models.image_processors.efficientnet_processor:read_efficientnet",
-    "LevitImageProcessor": "laconic.models.image_processors.levit_processor:read_levit",
-    "MobileViTImageProcessor": "laconic.models.image_processors.mobilevit_processor:read_mobilevit",
-    "PoolFormerImageProcessor": "laconic.models.image_processors.poolformer_processor:read_poolformer",
-    "RTDetrImageProcessor": "laconic.models.image_processors.detr_processor:read_detr",
-    "YolosImageProcessor": "laconic.models.image_processors.yolos_processor:read_yolos",
+    "ConditionalDetrImageProcessor": "laconic.models.image_rules:read_detr",
+    "ConvNextImageProcessor": "laconic.models.image_rules:read_convnext",
+    "DeformableDetrImageProcessor": "laconic.models.image_rules:read_detr",
+    "DetrImageProcessor": "laconic.models.image_rules:read_detr",
+    "EfficientNetImageProcessor": "laconic.models.image_rules:read_efficientnet",
+    "LevitImageProcessor": "laconic.models.image_rules:read_levit",
+    "MobileViTImageProcessor": "laconic.models.image_rules:read_mobilevit",
+    "PoolFormerImageProcessor": "laconic.models.image_rules:read_poolformer",
+    "RTDetrImageProcessor": "laconic.models.image_rules:read_detr",
+    "YolosImageProcessor": "laconic.models.image_rules:read_yolos",
 }
 """By class of transformers, what makes an `ImagePreprocess` of its settings, where it has rules of its own."""
 
@@ -230,37 +229,32 @@ RENAMED: dict[str, dict[str, str]] = {
 }
 """By kind, names of earlier versions and today's: an old name is refused with the new one."""
 
-EXTRAS = {
-    "torch": "compress",
-    "transformers": "compress",
-    "optuna": "compress",
-    "ray": "ray",
-    "timm": "timm",
-    "torch_pruning": "compress",
-    "torchao": "train",
-    "peft": "train",
-    "accelerate": "train",
-    "onnx": "compress",
-    "onnxscript": "compress",
-    "onnx_ir": "compress",
-    "ml_dtypes": "compress",
-    "pyarrow": "compress",
-    "matplotlib": "compress",
-    "tensorboard": "train",
-    "pynvml": "train",
-    "jinja2": "compress",
-    "onnxruntime": "cpu",
-    "openvino": "cpu",
-    "tensorrt": "tensorrt",
-    "cuda": "gpu",
-    "fastapi": "serve",
-    "uvicorn": "serve",
-    "orjson": "serve",
-    "prometheus_client": "serve",
-    "opentelemetry": "otel",
-    "tokenizers": "serve",
-    "PIL": "serve",
+PACKAGES_OF_EXTRA = {
+    "compress": (
+        "torch",
+        "transformers",
+        "optuna",
+        "torch_pruning",
+        "onnx",
+        "onnxscript",
+        "onnx_ir",
+        "ml_dtypes",
+        "pyarrow",
+        "matplotlib",
+        "jinja2",
+    ),
+    "ray": ("ray",),
+    "timm": ("timm",),
+    "train": ("torchao", "peft", "accelerate", "tensorboard", "pynvml"),
+    "cpu": ("onnxruntime", "openvino"),
+    "tensorrt": ("tensorrt",),
+    "gpu": ("cuda",),
+    "serve": ("fastapi", "uvicorn", "orjson", "prometheus_client", "tokenizers", "PIL"),
+    "otel": ("opentelemetry",),
 }
+"""The packages that each extra of Laconic installs, by their import names."""
+
+EXTRAS = {package: extra for extra, packages in PACKAGES_OF_EXTRA.items() for package in packages}
 """The extra of Laconic that installs a package, by the package's import name."""
 
 
@@ -273,10 +267,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 @contextmanager
 def trust_addresses(trust: bool) -> Iterator[None]:
-    """Allow addresses of code in place of registered names in the body, or forbid them, as they are by default.
-
-    trust: what the user said of the file that holds the names (--trust).
-    """
+    """Allow addresses of code in place of registered names in the body, or forbid them, as they are by default. trust:
+    what the user said of the file that holds the names (--trust)."""
     token = _addresses_are_trusted.set(trust)
     try:
         yield

@@ -17,20 +17,8 @@ MAX_AXES = 64
 """Of numpy's arrays."""
 MAX_ELEMENTS = 2**31
 """The most elements of a tensor's fixed axes: of one sample, 8 GB in float32."""
-DTYPES = (
-    "bool",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "float16",
-    "float32",
-    "float64",
-)
+INTEGERS = tuple(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))
+DTYPES = ("bool", *INTEGERS, "float16", "float32", "float64")
 NUMPY = {name: np.dtype(name) for name in DTYPES}
 """The dtype of each name: to look one up takes numpy as long as all other checks of a tensor."""
 
@@ -141,7 +129,7 @@ KINDS = {"b": "booleans", "i": "whole numbers", "u": "whole numbers", "f": "frac
 
 
 def read_numbers(values: Any, dtype: np.dtype[Any], what: str) -> Array:
-    """An array of numbers as JSON has them; a number may be rounded to the dtype, but is never cut or wrapped.
+    """Read an array of numbers as JSON has them; a number may be rounded to the dtype, but is never cut or wrapped.
 
     values: a number, lists of numbers, or an array. what: their name in messages. Raises InputError.
     """
@@ -173,7 +161,7 @@ LARGEST_DESCRIBED = 4096
 
 
 def describe_number(dtype: str) -> dict[str, Any]:
-    """The JSON Schema of one element."""
+    """Return the JSON Schema of one element."""
     kind = np.dtype(dtype)
     if kind.kind == "b":
         return {"type": "boolean"}
@@ -185,7 +173,7 @@ def describe_number(dtype: str) -> dict[str, Any]:
 
 
 def describe_array(dtype: str, shape: tuple[int | str, ...], bounds: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
-    """The JSON Schema of nested lists of this shape."""
+    """Return the JSON Schema of nested lists of this shape."""
     schema = describe_number(dtype)
     fixed = [axis for axis in shape if isinstance(axis, int)]
     for axis in reversed(shape):
@@ -200,7 +188,8 @@ def describe_array(dtype: str, shape: tuple[int | str, ...], bounds: Mapping[str
 
 
 def holds_text(values: Any, depth: int = 0) -> bool:
-    """Whether there is text in lists of lists. Lists that are nested deeper than arrays can be are not looked at.
+    """Return whether there is text in lists of lists. Lists that are nested deeper than arrays can be are not looked
+    at.
 
     numpy gives every element the length of the longest text: a megabyte among 100,000 numbers would take 400 GB.
     """
@@ -215,7 +204,7 @@ def holds_text(values: Any, depth: int = 0) -> bool:
 
 
 def sample_inputs(specs: tuple[TensorSpec, ...], sizes: Mapping[str, int], seed: int = 0) -> Arrays:
-    """Random inputs of the given sizes of free axes. Masks are all ones: attention over nothing is not defined."""
+    """Draw random inputs of the given sizes of free axes. Masks are all ones: attention over nothing is not defined."""
     rng = np.random.default_rng(seed)
     arrays = {spec.name: spec.sample(rng, sizes) for spec in specs}
     return {name: np.ones_like(array) if "mask" in name else array for name, array in arrays.items()}

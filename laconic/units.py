@@ -14,20 +14,18 @@ SIZE = TypeAdapter(ByteSize)
 BINARY_UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 
-def split_unit(value: str) -> tuple[float, str]:
-    """Split "3 ms" into its number and its unit. Raises ValueError."""
-    match = NUMBER.fullmatch(value)
-    if match is None:
-        raise ValueError("not a number with a unit")
-    return float(match[1]), match[2].lower()
+def split_unit(value: Any) -> tuple[float, str]:
+    """Split "3 ms" into its number and its unit; a number has none. Returns -1 for what is neither."""
+    try:
+        match = NUMBER.fullmatch(value) if isinstance(value, str) else None
+        return (float(match[1]), match[2].lower()) if match else (-1.0 if isinstance(value, str) else float(value), "")
+    except (TypeError, ValueError):
+        return -1.0, ""
 
 
 def parse_share(value: Any) -> float:
     """Parse a share, "1%" or 0.01, to a number from 0 to 1."""
-    try:
-        number, unit = split_unit(value) if isinstance(value, str) else (float(value), "")
-    except (TypeError, ValueError):
-        number, unit = -1.0, ""
+    number, unit = split_unit(value)
     share = number / 100 if unit == "%" else number
     if unit not in ("", "%") or isinstance(value, bool) or not 0 <= share <= 1:
         raise ValueError(f"expected a share as 1% or 0.01, got {value!r}")
@@ -36,10 +34,7 @@ def parse_share(value: Any) -> float:
 
 def parse_seconds(value: Any) -> float:
     """Parse a duration, "3 ms", to seconds. A number without a unit is refused as ambiguous."""
-    try:
-        number, unit = split_unit(value) if isinstance(value, str) else (0.0, "")
-    except ValueError:
-        number, unit = 0.0, ""
+    number, unit = split_unit(value)
     if unit not in UNITS or number <= 0:
         raise ValueError(f"expected a time with its unit, as 3 ms or 0.5 s, got {value!r}")
     return number * UNITS[unit]
@@ -47,10 +42,7 @@ def parse_seconds(value: Any) -> float:
 
 def parse_budget(value: str) -> float:
     """Parse the option --budget, "30m", to seconds. Raises UsageError."""
-    try:
-        number, unit = split_unit(value)
-    except ValueError:
-        number, unit = 0.0, ""
+    number, unit = split_unit(value)
     if unit not in BUDGETS or number <= 0:
         raise UsageError(f"--budget must be a time with its unit, as 90s, 30m or 2h, not {value!r}")
     return number * BUDGETS[unit]
@@ -86,7 +78,7 @@ def format_binary_bytes(size: float) -> str:
 
 
 def choose_unit(size: int) -> tuple[str, int]:
-    """The binary unit for a table or an axis whose largest value is `size` bytes, and its bytes."""
+    """Choose the binary unit for a table or an axis whose largest value is `size` bytes, and its bytes."""
     return next((pair for pair in BINARY_UNITS if size >= 0.5 * pair[1]), ("B", 1))
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from compress.quantize.calibration import observe_activations
 from compress.quantize.ranges import minmax
 from export.capture.capture import capture
-from laconic.models.checkpoint import load_source
+from laconic.models.source_loading import load_source
 from laconic.runtimes.onnxruntime import OnnxRuntime
 from laconic.tensor import BATCH
 

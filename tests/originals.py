@@ -4,7 +4,7 @@ import numpy as np
 from artifacts import text_inputs, tiny_tokenizer
 
 from laconic.tasks.audio_classification import AudioClassification
-from laconic.tasks.audio_preprocess import AudioPreprocess
+from laconic.tasks.audio_preprocess import AudioPreprocess, LogMelPreprocess
 from laconic.tasks.causal_lm import CausalLm
 from laconic.tasks.ctc_vocabulary import CtcVocabulary
 from laconic.tasks.decoder_tensors import PROBABILITIES, TOKENS, describe_target
@@ -13,7 +13,6 @@ from laconic.tasks.generation_settings import GenerationSettings
 from laconic.tasks.image_classification import ImageClassification
 from laconic.tasks.image_embedding import ImageEmbedding
 from laconic.tasks.image_preprocess import ImagePreprocess
-from laconic.tasks.log_mel import LogMelPreprocess
 from laconic.tasks.multi_label_classification import MultiLabelClassification
 from laconic.tasks.object_detection import ObjectDetection
 from laconic.tasks.question_answering import QuestionAnswering

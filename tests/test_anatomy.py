@@ -15,7 +15,7 @@ from compress.transformer.proof import mask_units, relative_difference
 from compress.transformer.shapes import read_sizes
 from compress.transformer.surgery import keep_blocks, keep_units, update_config
 from laconic.errors import SourceError, UsageError
-from laconic.models.checkpoint import load_source
+from laconic.models.source_loading import load_source
 
 FOLDERS = {
     "BERT, embedder": models.save_embedder,

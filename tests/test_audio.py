@@ -19,7 +19,7 @@ from laconic.cache import Cache
 from laconic.data.reader import read
 from laconic.errors import DataError, InputError, SourceError
 from laconic.metrics import count_edits
-from laconic.models.checkpoint import load_source
+from laconic.models.source_loading import load_source
 from laconic.models.speech import mask_frames, split_convolutions
 from laconic.models.torch_session import TorchSession
 from laconic.progress import Steps

@@ -29,8 +29,15 @@ from laconic.models.footprint import count_multiply_adds
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import INTEGER, Plan, PrecisionLadder
 from laconic.recipes.recipe import Recipe
-from laconic.runtimes.fallbacks import FALLBACKS, NOT_CHOSEN, SENSITIVE, UNASKED, UNKNOWN, find_reason
-from laconic.runtimes.kernel_audit import audit_products
+from laconic.runtimes.kernel_audit import (
+    FALLBACKS,
+    NOT_CHOSEN,
+    SENSITIVE,
+    UNASKED,
+    UNKNOWN,
+    audit_products,
+    find_reason,
+)
 from laconic.runtimes.product import (
     ARITHMETIC,
     NOT_AUDITED,

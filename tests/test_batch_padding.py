@@ -8,7 +8,7 @@ import torch
 from laconic import registry
 from laconic.data.dataset import Dataset
 from laconic.data.reader import read
-from laconic.models.checkpoint import load_source
+from laconic.models.source_loading import load_source
 from train.finetune.evaluate import evaluate
 from train.memory.sequence_packing import PackedLayout
 from train.settings import BF16_PADDING, Training

@@ -21,8 +21,8 @@ from export.sources import open_onnx
 from laconic import hashing
 from laconic.cache import Cache
 from laconic.data.reader import make_dataset
-from laconic.models.checkpoint import load_source
 from laconic.models.source import CheckpointSource
+from laconic.models.source_loading import load_source
 from laconic.progress import Steps
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import Plan, QuantizedWeight, Range, Smoothing

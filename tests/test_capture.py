@@ -22,8 +22,9 @@ from export.candidates.engine_option import EngineOption
 from export.capture import graph_file
 from export.capture.capture import capture, measure_parity
 from laconic.errors import CaptureError
-from laconic.models.checkpoint import Checkpoint, load_source
+from laconic.models.checkpoint import Checkpoint
 from laconic.models.signature import order_inputs, probe_module
+from laconic.models.source_loading import load_source
 from laconic.models.torch_session import TorchSession
 from laconic.quantization.plan import Plan
 from laconic.runtimes.onnxruntime import OnnxRuntime
@@ -137,7 +138,7 @@ def test_two_captures_give_the_same_bytes_whatever_the_hash_seed(tmp_path, captu
     source = tmp_path / "source"
     checkpoint.save(source)
     code = (
-        "import sys; from pathlib import Path; from laconic.models.checkpoint import load_source\n"
+        "import sys; from pathlib import Path; from laconic.models.source_loading import load_source\n"
         "from export.capture.capture import capture\n"
         "print(capture(load_source(Path(sys.argv[1])), Path(sys.argv[2])).key)\n"
     )

@@ -9,8 +9,8 @@ from torch.nn.functional import cross_entropy
 
 from laconic.errors import DataError, InputError, SourceError
 from laconic.models import language_model
-from laconic.models.checkpoint import load_source
 from laconic.models.language_model import disable_packing_detection
+from laconic.models.source_loading import load_source
 from train.objectives.next_token import NextToken
 from train.step.objective import TARGETS
 

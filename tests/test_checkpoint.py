@@ -18,11 +18,11 @@ from torch import nn
 from laconic.artifacts.record import Record
 from laconic.errors import SourceError, UntrustedSource, UsageError
 from laconic.hashing import seal, unseal
-from laconic.models.checkpoint import WEIGHTS, Checkpoint, is_onnx, load_source
-from laconic.models.checkpoint_card import CARD
+from laconic.models.checkpoint import CARD, WEIGHTS, Checkpoint
 from laconic.models.image_processor import read_preprocess
+from laconic.models.source_loading import is_onnx, load_source
 from laconic.models.torch_session import TorchSession
-from laconic.models.weight_files import scan_weights
+from laconic.models.weights import scan_weights
 from laconic.tensor import TensorSpec
 
 TEXTS = ["hello world", "a model answers every question", "the"]
@@ -507,7 +507,7 @@ def test_the_working_folder_holds_builders_and_hides_no_room(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     code = (
         "import sys; sys.path.append(sys.argv[2])\n"
-        "from pathlib import Path; from laconic.models.checkpoint import load_source\n"
+        "from pathlib import Path; from laconic.models.source_loading import load_source\n"
         "before = list(sys.path)\n"
         "print(load_source(Path(sys.argv[1]), builder='mine:Perceptron', arguments={'widths': [4, 8, 3]}).key)\n"
         "assert sys.path == before\n"

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from laconic.data.reader import make_dataset
 from laconic.errors import RecipeError
-from laconic.models.checkpoint import load_source
+from laconic.models.source_loading import load_source
 from laconic.tasks.text import WORDS
 from train.finetune.class_weights import compute_class_weights
 from train.objectives.cross_entropy import CrossEntropy

@@ -15,9 +15,10 @@ from compress.statistics.moments import Moments
 from laconic import registry
 from laconic.data.reader import make_dataset
 from laconic.errors import DataError
-from laconic.models.checkpoint import Checkpoint, load_source
+from laconic.models.checkpoint import Checkpoint
 from laconic.models.processors import plain_task
 from laconic.models.signature import call
+from laconic.models.source_loading import load_source
 
 NAMES = sorted(registry.CRITERIA)
 

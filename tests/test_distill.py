@@ -27,9 +27,10 @@ from laconic.artifacts.record import Record
 from laconic.cache import Cache
 from laconic.data.reader import make_dataset
 from laconic.errors import DataError, RecipeError, UsageError
-from laconic.models.checkpoint import Checkpoint, load_source
+from laconic.models.checkpoint import Checkpoint
 from laconic.models.language_model import cap_logits
 from laconic.models.signature import probe_module
+from laconic.models.source_loading import load_source
 from laconic.recipes.recipe import Recipe
 from laconic.tasks.tensors import Tensors
 from train.step.objective import to_tensors

@@ -13,7 +13,8 @@ from compress.distill import healing_monitor
 from compress.distill.heal import Heal
 from compress.distill.healing_monitor import BEST, LOG, HealingMonitor
 from laconic.cache import Cache
-from laconic.models.checkpoint import Checkpoint, load_source
+from laconic.models.checkpoint import Checkpoint
+from laconic.models.source_loading import load_source
 from laconic.progress import Steps
 from train.callbacks import run_estimate
 from train.optimizers.schedule import Cosine, Linear

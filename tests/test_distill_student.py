@@ -16,8 +16,9 @@ from compress.distill.student import Student, copy_weights, largest_units, space
 from compress.transformer.anatomy import anatomy
 from laconic.cache import Cache
 from laconic.errors import RecipeError, SourceError, UsageError
-from laconic.models.checkpoint import Checkpoint, load_source
+from laconic.models.checkpoint import Checkpoint
 from laconic.models.signature import probe_module
+from laconic.models.source_loading import load_source
 from laconic.tasks.tensors import Tensors
 
 QUICK = {"batch_size": 8, "steps": 8, "loader": {"workers": 0}, "optimizer": {"name": "adamw", "config": {"lr": 2e-3}}}

@@ -14,7 +14,7 @@ from laconic.artifacts.record import Record
 from laconic.cache import Cache
 from laconic.data.reader import make_dataset
 from laconic.errors import RecipeError
-from laconic.models.checkpoint import load_source
+from laconic.models.source_loading import load_source
 from train.step.sparsity_masks import has_property
 
 QUICK = {"batch_size": 8, "steps": 4, "loader": {"workers": 0}}

@@ -16,7 +16,8 @@ from served import running
 from export.pipeline import export
 from laconic.cache import Cache
 from laconic.errors import SourceError
-from laconic.models.checkpoint import Checkpoint, load_source
+from laconic.models.checkpoint import Checkpoint
+from laconic.models.source_loading import load_source
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
 

@@ -29,8 +29,9 @@ from compress.statistics.moments import Moments, add_inputs
 from export.capture.capture import capture
 from laconic.errors import RecipeError, UsageError
 from laconic.metrics import cosine
-from laconic.models.checkpoint import Checkpoint, load_source
+from laconic.models.checkpoint import Checkpoint
 from laconic.models.signature import call, probe_module
+from laconic.models.source_loading import load_source
 from laconic.recipes.recipe import Recipe
 from laconic.tasks.tensors import Tensors
 

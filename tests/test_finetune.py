@@ -21,7 +21,8 @@ from laconic.artifacts.record import Record
 from laconic.cache import VARIABLE
 from laconic.data.reader import make_dataset
 from laconic.errors import DataError
-from laconic.models.checkpoint import Checkpoint, load_source
+from laconic.models.checkpoint import Checkpoint
+from laconic.models.source_loading import load_source
 from train.callbacks.journal import read_lines
 from train.planner import device_rates as measuring
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from laconic.errors import SourceError
-from laconic.models.checkpoint import load_source
+from laconic.models.source_loading import load_source
 
 CONFIG = {"model_type": "bert", "architectures": ["BertForSequenceClassification"]}
 FOLDERS = {

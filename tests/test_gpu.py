@@ -17,13 +17,13 @@ from compress.pipeline import compress
 from export.candidates.audit import audit
 from export.candidates.engine_option import EngineOption
 from export.candidates.reference import open_reference
-from laconic.artifacts.golden_agreement import GOLDEN_FLOOR
-from laconic.artifacts.tuning import tune
+from laconic.artifacts.bench import tune
+from laconic.artifacts.golden import GOLDEN_FLOOR
 from laconic.cache import Cache
 from laconic.errors import MissingPackage
 from laconic.metrics import cosine
-from laconic.models import huggingface
-from laconic.models.source_json import read_source_json
+from laconic.models import huggingface, wrappers
+from laconic.models.model_folder import read_source_json
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
 from laconic.runtimes.engine_store import ENGINE, FOLDER
@@ -151,7 +151,7 @@ def test_the_peak_of_a_training_step_is_that_of_the_plan(techniques, tmp_path):
     expected = predict(model, training, 512, measure_rates(device)).peak
     before = torch.cuda.memory_allocated()
     objective = model.objective()
-    state = make_step_parts(huggingface.build(source), objective, training.components(), device).assemble()
+    state = make_step_parts(wrappers.build(source), objective, training.components(), device).assemble()
     batch = {name: tensor.to(device) for name, tensor in objective.make_example(8, 512).items()}
     torch.cuda.reset_peak_memory_stats()
     for _ in range(2):

@@ -20,7 +20,7 @@ from export.lint.tensorrt_lint import count_quantized, lint_tensorrt
 from export.passes.half import convert_to_half, to_half
 from laconic.errors import UnsupportedPrecision
 from laconic.metrics import cosine
-from laconic.models.checkpoint import load_source
+from laconic.models.source_loading import load_source
 from laconic.quantization.plan import Plan
 from laconic.runtimes.engine_spec import AXIS_PROPERTY, describe_model, read_axis_bounds
 from laconic.runtimes.onnx_file import GraphInput, read_inputs, read_properties

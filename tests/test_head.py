@@ -13,7 +13,8 @@ import transformers
 
 from laconic import NOISE
 from laconic.errors import DataError, SourceError
-from laconic.models.checkpoint import Checkpoint, load_source
+from laconic.models.checkpoint import Checkpoint
+from laconic.models.source_loading import load_source
 from laconic.tasks.classes import class_names
 from train.finetune.head import labels_of, open_for, with_labels
 from train.settings import TrainingRecipe

@@ -23,7 +23,7 @@ from laconic.cache import VARIABLE
 from laconic.errors import LaconicError
 from laconic.files import MAX_BYTES
 from laconic.hashing import digest_file, seal, unseal
-from laconic.runtimes.external_data import find_external_files
+from laconic.runtimes.onnx_file import find_external_files
 from laconic.tasks.assets import LABELS, PREPROCESS, TOKENIZER
 from serve.model_repository.loader import open_models
 from serve.settings.server_settings import Settings

@@ -265,7 +265,7 @@ def test_the_server_never_knows_torch_or_onnx(module):
 
 PARTS = (
     "processing.Processing",
-    "token_limits.TokenLimits",
+    "processing.TokenLimits",
     "processing.ServedTask",
     "row_parsing.RowParsing",
     "answer_comparison.AnswerComparison",
@@ -287,8 +287,7 @@ def list_members(module, name):
 
 @pytest.mark.parametrize("part", PARTS)
 def test_no_part_of_a_task_has_more_members_than_can_be_read_at_one_go(part):
-    module, _, name = part.partition(".")
-    assert 0 < len(list_members(f"laconic.tasks.{module}", name)) <= MEMBERS
+    assert 0 < len(list_members(*split_part(part))) <= MEMBERS
 
 
 def test_a_task_is_its_parts_and_nothing_more():
@@ -299,6 +298,34 @@ def test_a_server_knows_no_part_of_a_task_but_what_it_asks():
     allowed = {"laconic.tasks.processing"}
     named = {name for module in MODULES if package(module) == "serve" for name in edges(module)}
     assert {name for name in named if name.startswith("laconic.tasks.")} <= allowed
+
+
+def test_a_server_asks_a_task_nothing_of_the_parts_that_are_not_for_it():
+    """A server's task has all parts; what it compares, loads and trains by is no business of the server's."""
+    served = {name for part in PARTS[:4] for name in list_members(*split_part(part))}
+    others = {name for part in PARTS[4:] for name in list_members(*split_part(part))} - served
+    for module in (name for name in MODULES if package(name) == "serve"):
+        nodes = ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8")))
+        asked = {node.attr for node in nodes if isinstance(node, ast.Attribute) and names_a_task(node.value)}
+        assert asked & others == set(), module
+
+
+def split_part(part):
+    module, _, name = part.partition(".")
+    return f"laconic.tasks.{module}", name
+
+
+def names_a_task(node):
+    return (getattr(node, "id", "") or getattr(node, "attr", "")).strip("_") == "task"
+
+
+PART_MODULES = sorted({f"laconic.tasks.{part.partition('.')[0]}" for part in PARTS})
+
+
+@pytest.mark.parametrize("module", PART_MODULES)
+def test_each_part_of_a_task_stands_alone(module):
+    """A part knows no other part, so that it is used, read and tested without them."""
+    assert reached(module) & set(PART_MODULES) == {module}
 
 
 APART = (("serve.http", "serve.grpc"), ("serve.grpc", "serve.http"), ("serve.grpc", "serve.asgi"))

@@ -14,8 +14,9 @@ from torch.utils.checkpoint import checkpoint
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from laconic.errors import RecipeError
-from laconic.models.checkpoint import Checkpoint, load_source
+from laconic.models.checkpoint import Checkpoint
 from laconic.models.repeated_layers import find_layers
+from laconic.models.source_loading import load_source
 from train.memory.lora import Lora, find_head_layers, select_targets
 from train.memory.qlora import (
     BLOCK,

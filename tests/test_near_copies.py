@@ -15,7 +15,7 @@ from tokenizers import Regex, Tokenizer, pre_tokenizers
 from laconic.data.dataset import split
 from laconic.data.near_copies import group_near_copies
 from laconic.data.reader import read
-from laconic.data.sketch import reduce_array
+from laconic.data.rows import reduce_array
 from laconic.recipes.recipe import Recipe
 from laconic.recipes.splits import split_samples
 from laconic.tasks.image_classification import ImageClassification

@@ -1,8 +1,10 @@
 """A new task is one class and one line in the registry: it is trained, compressed, healed and served."""
 
+import inspect
 import json
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import models
@@ -155,6 +157,15 @@ def test_files_are_read_under_its_own_field(tuned, tmp_path):
     (tmp_path / "t.jsonl").write_text('{"text": "the model is fast"}\n')
     with pytest.raises(DataError, match=re.escape("there is no 'review'")):
         read(tmp_path / "t.jsonl", tuned.checkpoint.task)
+
+
+def test_the_example_of_the_docs_is_a_whole_task_on_one_page():
+    text = (Path(registry.__file__).parents[1] / "docs" / "extend.md").read_text(encoding="utf-8")
+    code = re.search(r"^## A task\n.*?```python\n(.*?)```", text, re.DOTALL | re.MULTILINE)[1]
+    scope = {}
+    exec(code, scope)
+    assert len(code.splitlines()) < 60
+    assert not inspect.isabstract(scope["ReviewScore"])
 
 
 def test_a_checkpoint_of_a_task_that_is_not_registered_is_refused(tuned, monkeypatch):

@@ -19,14 +19,13 @@ from export.capture.graph_forms import graph_forms
 from laconic.cache import Cache
 from laconic.data.reader import read
 from laconic.errors import DataError, InputError, SourceError
-from laconic.models.checkpoint import load_source
 from laconic.models.image_processor import measure_pixel_error, open_processor, read_preprocess
 from laconic.models.object_detector import read_scoring
+from laconic.models.source_loading import load_source
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
 from laconic.tasks import object_detection
-from laconic.tasks.average_precision import make_precision_scorer
-from laconic.tasks.detections import Detections, compare_detections
+from laconic.tasks.detections import Detections, compare_detections, make_precision_scorer
 from laconic.tasks.task import open_task
 from train.finetune.finetune import finetune
 from train.observers import ObserverSettings

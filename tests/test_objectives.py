@@ -10,7 +10,8 @@ from torch.nn.functional import cross_entropy, normalize
 from laconic import registry
 from laconic.data.reader import make_dataset, read
 from laconic.errors import DataError
-from laconic.models.checkpoint import BUILD, load_source
+from laconic.models.checkpoint import BUILD
+from laconic.models.source_loading import load_source
 from laconic.tasks.tensors import Tensors
 from laconic.tasks.token_positions import IGNORED
 from laconic.tensor import TensorSpec

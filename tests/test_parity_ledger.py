@@ -30,8 +30,8 @@ from laconic.cache import VARIABLE, Cache
 from laconic.commands.http_session import open_served
 from laconic.errors import RuntimeFailure
 from laconic.hashing import digest_file, seal, unseal
-from laconic.models.checkpoint import load_source
 from laconic.models.source import CheckpointSource
+from laconic.models.source_loading import load_source
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
 from laconic.runtimes.runtime import Kernel

@@ -17,7 +17,7 @@ import transformers
 
 from laconic.cache import VARIABLE
 from laconic.errors import RecipeError, SourceError, UntrustedSource, UsageError
-from laconic.models.checkpoint import load_source
+from laconic.models.source_loading import load_source
 from laconic.progress import Steps
 from train.finetune import technique_costs
 from train.finetune.advice import copy_structure

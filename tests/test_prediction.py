@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from laconic.cache import Cache
 from laconic.config import NamedSettings
 from laconic.files import read_json
-from laconic.models import huggingface
+from laconic.models import huggingface, wrappers
 from train.planner import meta_kernels, simulate
 from train.planner.device_rates import (
     DeviceRates,
@@ -122,7 +122,7 @@ def real(subject: MetaModel, source: dict[str, Any], training: Training) -> Prep
     def prepare() -> tuple[TrainState, Batch]:
         torch.manual_seed(0)
         objective = subject.objective()
-        module: nn.Module = huggingface.build(source)
+        module: nn.Module = wrappers.build(source)
         state = make_step_parts(module, objective, training.components(), CPU).assemble()
         batch = objective.make_example(ROWS, LENGTH)
         if "attention_mask" in batch:

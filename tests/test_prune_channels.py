@@ -25,8 +25,9 @@ from compress.prune.channels import Channels, prove_removal
 from compress.statistics.least_squares import refit_layers
 from export.capture.capture import capture
 from laconic.errors import PruningError, RecipeError, UsageError
-from laconic.models.checkpoint import Checkpoint, load_source
+from laconic.models.checkpoint import Checkpoint
 from laconic.models.signature import probe_module
+from laconic.models.source_loading import load_source
 from laconic.recipes.recipe import Recipe
 from laconic.tasks.tensors import Tensors
 from laconic.tensor import TensorSpec

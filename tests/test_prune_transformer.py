@@ -23,8 +23,9 @@ from compress.transformer.proof import mask_units, prove, relative_difference, s
 from compress.transformer.surgery import keep_blocks, keep_units, update_config
 from export.capture.capture import capture
 from laconic.errors import PruningError, RecipeError, SourceError, UsageError
-from laconic.models.checkpoint import Checkpoint, load_source
+from laconic.models.checkpoint import Checkpoint
 from laconic.models.signature import call, probe_module
+from laconic.models.source_loading import load_source
 from laconic.models.weights import fingerprint
 from laconic.tasks.tensors import Tensors
 

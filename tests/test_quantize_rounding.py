@@ -19,7 +19,7 @@ from export.capture.capture import capture
 from export.placements.place import place
 from laconic import registry
 from laconic.errors import UnsupportedPrecision
-from laconic.models.checkpoint import load_source
+from laconic.models.source_loading import load_source
 from laconic.quantization.graph import Graph, Layer
 from laconic.quantization.plan import Plan, QuantizedWeight
 from laconic.quantization.qparams import INT4_RANGE, expand_scales, int4_scales, quantize_int4, quantize_weight

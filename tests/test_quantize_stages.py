@@ -26,7 +26,8 @@ from laconic.artifacts.record import Record
 from laconic.cache import Cache
 from laconic.data.reader import make_dataset
 from laconic.errors import MissingPackage, RecipeError
-from laconic.models.checkpoint import Checkpoint, load_source
+from laconic.models.checkpoint import Checkpoint
+from laconic.models.source_loading import load_source
 from laconic.progress import Steps
 from laconic.quantization import qparams
 from laconic.quantization.graph import Layer

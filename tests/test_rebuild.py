@@ -20,8 +20,8 @@ from compress.pipeline import compress
 from export.lint.tensorrt_lint import lint_tensorrt
 from export.rebuild import build
 from laconic.artifacts.artifact import Artifact
+from laconic.artifacts.bench import tune
 from laconic.artifacts.manifest import CALIBRATION, GRAPH, GRAPH_JSON, MANIFEST, MEASURED, REPORT
-from laconic.artifacts.tuning import tune
 from laconic.cache import Cache
 from laconic.errors import LaconicError, MissingPackage, SourceError, UnsupportedPrecision
 from laconic.hashing import digest_file, seal, unseal

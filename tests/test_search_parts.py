@@ -28,9 +28,10 @@ from laconic import registry
 from laconic.cache import Cache
 from laconic.data.reader import make_dataset
 from laconic.errors import DataError, UsageError
-from laconic.models.checkpoint import Checkpoint, load_source
+from laconic.models.checkpoint import Checkpoint
 from laconic.models.processors import plain_task
 from laconic.models.signature import probe_module
+from laconic.models.source_loading import load_source
 from laconic.quantization.plan import Plan, Range
 from laconic.recipes.goal import Goal
 from laconic.recipes.recipe import Recipe

@@ -16,7 +16,7 @@ from served import running
 from compress.pipeline import compress
 from laconic.cache import Cache
 from laconic.errors import DataError, InputError
-from laconic.models.checkpoint import load_source
+from laconic.models.source_loading import load_source
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
 from laconic.tasks.semantic_segmentation import IGNORED, choose_classes, count_overlap, make_iou_scorer

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laconic.errors import RecipeError
-from laconic.models.checkpoint import load_source
+from laconic.models.source_loading import load_source
 from laconic.tasks.token_positions import IGNORED
 from train.memory.sequence_packing import PackedLayout, SequencePacking, pack_first_fit
 from train.objectives.cross_entropy import CrossEntropy

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from laconic.data.reader import make_dataset, read
 from laconic.errors import DataError, InputError, SourceError
-from laconic.models.checkpoint import Checkpoint, load_source
+from laconic.models.checkpoint import Checkpoint
+from laconic.models.source_loading import load_source
 from laconic.progress import Steps
 from laconic.tasks.chat_template import ChatTemplate, MarkedText, mark_completion
 from laconic.tasks.token_positions import IGNORED

@@ -25,9 +25,10 @@ from compress.statistics.moments import Moments
 from laconic import registry
 from laconic.cache import Cache
 from laconic.errors import RecipeError
-from laconic.models.checkpoint import Checkpoint, load_source
+from laconic.models.checkpoint import Checkpoint
 from laconic.models.processors import plain_task
 from laconic.models.signature import probe_module
+from laconic.models.source_loading import load_source
 from laconic.recipes.recipe import NamedStage, Recipe
 from laconic.recipes.stage import Stage
 

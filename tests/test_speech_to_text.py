@@ -21,13 +21,13 @@ from laconic.cache import Cache
 from laconic.config import NamedSettings
 from laconic.data.reader import read
 from laconic.errors import CorruptArtifact, DataError, InputError, RecipeError, SourceError
-from laconic.models.checkpoint import load_source
+from laconic.models.source_loading import load_source
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
 from laconic.runtimes.encoder_decoder_session import open_model
 from laconic.runtimes.runtime import make_runtime
 from laconic.tasks.audio import make_tone
-from laconic.tasks.log_mel import LogMelPreprocess
+from laconic.tasks.audio_preprocess import LogMelPreprocess
 from laconic.tasks.task import open_task
 from train.finetune.finetune import finetune
 from train.observers import ObserverSettings

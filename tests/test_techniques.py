@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from laconic import registry
 from laconic.config import NamedSettings
 from laconic.errors import MissingPackage, RecipeError
-from laconic.models.huggingface import TextClassifier
 from laconic.models.language_model import LanguageModel
+from laconic.models.wrappers import TextClassifier
 from laconic.tasks.token_positions import IGNORED
 from train.memory import activation_offload
 from train.objectives.cross_entropy import CrossEntropy

@@ -26,9 +26,9 @@ from laconic.cache import Cache
 from laconic.data.reader import read
 from laconic.errors import ArtifactError, CorruptArtifact, DataError, RuntimeFailure, SourceError, UsageError
 from laconic.hashing import seal, unseal
-from laconic.models.checkpoint import load_source
 from laconic.models.encoder_decoder import EncoderDecoder
 from laconic.models.source import CheckpointSource
+from laconic.models.source_loading import load_source
 from laconic.progress import Steps
 from laconic.quantization.plan import Plan, Smoothing
 from laconic.recipes.recipe import Recipe
@@ -36,9 +36,9 @@ from laconic.recipes.splits import make_samples
 from laconic.runtimes.encoder_decoder_session import encoder_of, open_model
 from laconic.runtimes.onnxruntime import OnnxRuntime
 from laconic.runtimes.runtime import make_runtime
+from laconic.tasks.decoder_tensors import GROUPS, group_probabilities
 from laconic.tasks.task import open_task
 from laconic.tasks.text2text_generation import TargetedText
-from laconic.tasks.token_groups import GROUPS, group_probabilities
 from train.finetune.finetune import finetune
 from train.observers import ObserverSettings
 from train.settings import TrainingRecipe

@@ -18,7 +18,7 @@ from compress.pipeline import compress
 from export.pipeline import export
 from laconic.cache import Cache
 from laconic.errors import DataError, InputError, SourceError
-from laconic.models.checkpoint import load_source
+from laconic.models.source_loading import load_source
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
 from laconic.tasks.multi_label_classification import MultiLabelClassification

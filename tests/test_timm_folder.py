@@ -16,9 +16,10 @@ import torch
 from PIL import Image
 
 from laconic.errors import MissingPackage, SourceError
-from laconic.models.checkpoint import Checkpoint, load_source
+from laconic.models.checkpoint import Checkpoint
 from laconic.models.image_processor import PIXEL_ERROR, make_probe_images
-from laconic.models.image_processors.timm_transform import read_timm
+from laconic.models.source_loading import load_source
+from laconic.models.timm_folder import read_timm
 from laconic.tasks.task import open_task
 from train.finetune.head import task_of, with_labels
 from train.planner.meta_model import open_meta_model

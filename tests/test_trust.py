@@ -18,8 +18,8 @@ from laconic.artifacts.manifest import GOLDEN, MANIFEST, MEASURED, MODEL
 from laconic.cache import VARIABLE
 from laconic.errors import LaconicError, RuntimeFailure
 from laconic.hashing import digest_file, seal, unseal
-from laconic.models.checkpoint import load_source
-from laconic.models.checkpoint_card import CARD
+from laconic.models.checkpoint import CARD
+from laconic.models.source_loading import load_source
 from laconic.runtimes.runtime import make_runtime
 from laconic.tasks.image_classification import ImageClassification
 from laconic.tasks.image_preprocess import ImagePreprocess

@@ -7,7 +7,7 @@ from test_parameter_settings import HOSTED, TECHNIQUES
 from torch import nn
 
 from laconic.errors import RecipeError
-from laconic.models.checkpoint import load_source
+from laconic.models.source_loading import load_source
 from train.objectives.next_token import NextToken
 from train.parallel.ranks import Ranks
 from train.planner.device_rates import DeviceRates, RateCurve

@@ -15,9 +15,8 @@ from laconic import registry
 from laconic.artifacts.record import Record
 from laconic.errors import RecipeError, SourceError
 from laconic.hashing import environment_digest, hash_of
-from laconic.models import huggingface
-from laconic.models.checkpoint import Checkpoint
-from laconic.models.checkpoint_card import prepare
+from laconic.models import wrappers
+from laconic.models.checkpoint import Checkpoint, prepare
 from laconic.recipes.stage import Property, TorchContext, TorchStage
 
 SOURCE = "source"
@@ -110,7 +109,7 @@ class Student(TorchStage):
         source = {**source, "config": {**config, **self.config}}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(context.seed)
-            module = prepare(huggingface.build(source))
+            module = prepare(wrappers.build(source))
         whole, count = anatomy(checkpoint.module), len(anatomy(module).sites)
         if count > len(whole.sites):
             raise RecipeError(
@@ -126,7 +125,7 @@ class Student(TorchStage):
         if SOURCE not in record.structure:
             keep_blocks(module, record.structure[BLOCKS])
             return
-        for name, child in prepare(huggingface.build(record.structure[SOURCE])).named_children():
+        for name, child in prepare(wrappers.build(record.structure[SOURCE])).named_children():
             setattr(module, name, child)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from export.candidates.engine_option import EngineOption
 from export.validation.evidence import Evidence, GraphDeviation
 from laconic.arrays import Arrays
-from laconic.artifacts.golden_agreement import measure_golden_agreement
+from laconic.artifacts.golden import measure_golden_agreement
 from laconic.data.dataset import Dataset
 from laconic.hardware import cores
 from laconic.runtimes.predict import predict

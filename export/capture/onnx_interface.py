@@ -76,9 +76,12 @@ def infer_layouts(
     specs: Sequence[TensorSpec] = (),
     constants: Mapping[str, Any] = {},
     rows: Mapping[str, Sequence[Array]] = {},
+    only: str = "",
 ) -> tuple[InputLayout, ...]:
-    """Infer how each input of a file is fed. specs: of inputs, from the recipe, in the order of the file's axes, with
-    the batch named so. constants: values of inputs, from the recipe. rows: arrays of some samples, by input.
+    """Infer how each input of a file is fed, or that of one name.
+
+    specs: of inputs, from the recipe, in the order of the file's axes, with the batch named so. constants: values of
+    inputs, from the recipe. rows: arrays of some samples, by input. only: a name; empty for all inputs.
 
     Raises SourceError for an input that is no tensor of numbers, or has no axis for the batch and no value.
     """
@@ -100,6 +103,7 @@ def infer_layouts(
     layouts = (
         infer_layout(str(value.name), read_dtype(value, path), axes[str(value.name)], firsts, constants, rows, path)
         for value in values
+        if only in ("", value.name)
     )
     return tuple(replace(each, bounds=named[each.name].bounds) if each.name in named else each for each in layouts)
 

@@ -15,11 +15,11 @@ from pydantic import BaseModel, ConfigDict
 
 from export.capture.graph_file import write_graph
 from export.capture.model_file import LARGEST
-from export.capture.source_file import find_quantized_operators, has_half_precision, raise_opset, read_onnx, widen_half
 from export.capture.onnx_interface import InputLayout, adapt_inputs, adapt_outputs, infer_layouts, name_inputs
 from export.capture.onnx_probe import Signature, find_signature
 from export.capture.parity import PARITY, largest_difference
 from export.capture.source_divergence import find_source_divergence
+from export.capture.source_file import find_quantized_operators, has_half_precision, raise_opset, read_onnx, widen_half
 from export.passes.optimize import name_nodes, optimize
 from laconic.arrays import Array, Arrays
 from laconic.errors import CaptureError, RuntimeFailure, SourceError

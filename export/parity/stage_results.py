@@ -7,8 +7,7 @@ from laconic.artifacts.record import Record
 from laconic.cache import Cache
 from laconic.errors import SourceError, UntrustedSource
 from laconic.files import read_json
-from laconic.models.checkpoint import Checkpoint
-from laconic.models.checkpoint_card import CARD
+from laconic.models.checkpoint import CARD, Checkpoint
 from laconic.models.source import CheckpointSource
 from laconic.recipes.stage import TorchStage
 from laconic.registry import resolve, trust_addresses

@@ -5,7 +5,7 @@ from export.validation.evidence import Evidence
 from export.validation.figures import describe_tolerance, round_figure
 from export.validation.information import compare_information
 from laconic.arrays import Arrays
-from laconic.artifacts.golden_agreement import GOLDEN_AGREEMENT
+from laconic.artifacts.golden import GOLDEN_AGREEMENT
 from laconic.artifacts.verdict import Comparison, Verdict
 from laconic.recipes.goal import Goal, find_max_drop
 from laconic.tasks.answer_comparison import AnswerComparison

@@ -26,8 +26,7 @@ from laconic.artifacts.artifact_files import (
     open_plain,
     read_report,
 )
-from laconic.artifacts.golden import GoldenPair, read_golden
-from laconic.artifacts.golden_agreement import find_golden_floor, measure_golden_agreement
+from laconic.artifacts.golden import GoldenPair, find_golden_floor, measure_golden_agreement, read_golden
 from laconic.artifacts.manifest import (
     MANIFEST,
     MEASURED,
@@ -139,9 +138,10 @@ class Artifact:
         return self.path / MODEL
 
     def model_for(self, runtime: str) -> Path:
-        """The path of the graph that is placed for an engine; without one, of the preferred placement's graph."""
-        own = next((each for each in self.manifest.placements if each.runtime == runtime), None)
-        return self.path / own.model if own else self.model
+        """Return the path of the graph that is placed for an engine; without one, of the preferred placement's
+        graph."""
+        placement = next((each for each in self.manifest.placements if each.runtime == runtime), None)
+        return self.path / placement.model if placement else self.model
 
     @property
     def size(self) -> int:
@@ -178,8 +178,8 @@ class Artifact:
         """
         placements = self.manifest.placements
         if runtime is not None:
-            own = next((each for each in placements if each.runtime == runtime), placements[0])
-            return Choice(make_runtime(runtime), own, {})
+            placement = next((each for each in placements if each.runtime == runtime), placements[0])
+            return Choice(make_runtime(runtime), placement, {})
         installed = {each.runtime: each for each in placements if is_installed(each.runtime)}
         if len(installed) > 1:
             speeds = self._race(installed, threads, again=again)
@@ -244,7 +244,8 @@ class Artifact:
         return measure_golden_agreement(self.task(), self.golden(placement), session.run)
 
     def _race(self, installed: dict[str, Placement], threads: int, *, again: bool) -> dict[str, float]:
-        """The speed of each placement on this machine, relative to the first; from the cache if it was measured."""
+        """Return the speed of each placement on this machine, relative to the first; from the cache if it was
+        measured."""
         key = hash_of(
             "placements",
             self.manifest.model_dump(mode="json"),
@@ -273,7 +274,7 @@ class Artifact:
 
 
 def is_installed(runtime: str) -> bool:
-    """Whether the package of an engine can be imported."""
+    """Return whether the package of an engine can be imported."""
     try:
         make_runtime(runtime)
     except MissingPackage:
@@ -282,7 +283,7 @@ def is_installed(runtime: str) -> bool:
 
 
 def find_remedy(engines: Sequence[str]) -> str:
-    """What to try where none of these engines is installed."""
+    """Return what to try where none of these engines is installed."""
     on_cpu = set(engines) <= set(registry.TARGETS["cpu"])
     return "pip install 'laconic[cpu]'" if on_cpu else "laconic doctor; or --runtime onnxruntime, on the CPU"
 

@@ -15,7 +15,7 @@ from typing import Any
 from laconic.errors import CorruptArtifact
 from laconic.files import MAX_BYTES
 from laconic.hashing import FileDigest, parse_sealed
-from laconic.runtimes.external_data import find_external_files
+from laconic.runtimes.onnx_file import find_external_files
 from laconic.tasks.assets import TOKENIZER
 from laconic.units import format_bytes
 

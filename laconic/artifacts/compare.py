@@ -32,10 +32,10 @@ def compare(first: Path, second: Path, data: Path | None = None, runtime: str | 
     pair = (Artifact.load(first), Artifact.load(second))
     check_same_task(*pair)
     sides = [summarize(artifact) for artifact in pair]
-    found: dict[str, Any] = {"a": sides[0], "b": sides[1], "differ": list(list_differences(*pair))}
+    comparison: dict[str, Any] = {"a": sides[0], "b": sides[1], "differ": list(list_differences(*pair))}
     if data is not None:
-        found["agreement"] = measure_agreement(*pair, data, runtime)
-    return found
+        comparison["agreement"] = measure_agreement(*pair, data, runtime)
+    return comparison
 
 
 def check_same_task(first: Artifact, second: Artifact) -> None:
@@ -48,7 +48,7 @@ def check_same_task(first: Artifact, second: Artifact) -> None:
 
 
 def summarize(artifact: Artifact) -> dict[str, Any]:
-    """Figures of one artifact, JSON-ready.
+    """Summarize one artifact in figures, JSON-ready.
 
     latency: seconds for one sample; throughput: rows per second at the knee; speedup: of one sample, over the original;
     all as measured when the artifact was made.
@@ -78,12 +78,12 @@ def summarize(artifact: Artifact) -> dict[str, Any]:
 
 
 def find_own_timing(timings: tuple[Timing, ...], batch: int) -> Timing | None:
-    """The artifact's own timing at a batch size."""
+    """Find the artifact's own timing at a batch size."""
     return next((time for time in timings if time.engine != ORIGINAL and time.batch == batch), None)
 
 
 def list_differences(first: Artifact, second: Artifact) -> Iterator[dict[str, Any]]:
-    """The settings that differ: name, and the value of each artifact.
+    """List the settings that differ: name, and the value of each artifact.
 
     A stage that only one of them went through is one row, with its settings in the recipe.
     """
@@ -95,19 +95,19 @@ def list_differences(first: Artifact, second: Artifact) -> Iterator[dict[str, An
 
 
 def index_history(artifact: Artifact) -> dict[HistoryKey, Record]:
-    """The records of the history by stage."""
+    """Index the records of the history by stage."""
     seen: Counter[str] = Counter()
-    found = {}
+    records = {}
     for record in artifact.manifest.history:
-        found[record.stage, seen[record.stage]] = record
+        records[record.stage, seen[record.stage]] = record
         seen[record.stage] += 1
-    return found
+    return records
 
 
 def flatten_settings(artifact: Artifact, shared: Collection[HistoryKey]) -> dict[str, Any]:
-    """All settings of an artifact by name. shared: the stages whose settings are listed one by one."""
+    """Return all settings of an artifact by name. shared: the stages whose settings are listed one by one."""
     manifest = artifact.manifest
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "source": manifest.source.get("kind"),
         "target": manifest.target,
         "engine": manifest.placement,
@@ -118,18 +118,18 @@ def flatten_settings(artifact: Artifact, shared: Collection[HistoryKey]) -> dict
     for step, record in index_history(artifact).items():
         name = f"{step[0]} ({step[1] + 1})" if step[1] else step[0]
         if step in shared:
-            found |= {f"{name}, {setting}": value for setting, value in record.config.items()}
+            settings |= {f"{name}, {setting}": value for setting, value in record.config.items()}
         else:
-            found[name] = find_recipe_config(manifest.recipe, step) or "as it is by default"
+            settings[name] = find_recipe_config(manifest.recipe, step) or "as it is by default"
     goal = manifest.recipe.get("goal")
-    found |= {f"goal.{name}": value for name, value in goal.items()} if isinstance(goal, Mapping) else {}
-    found |= {"seed": manifest.recipe.get("seed")}
-    found |= {f"samples to {role}": fingerprint for role, fingerprint in manifest.data.items()}
-    return found | {f"version of {name}": version for name, version in manifest.versions.items()}
+    settings |= {f"goal.{name}": value for name, value in goal.items()} if isinstance(goal, Mapping) else {}
+    settings |= {"seed": manifest.recipe.get("seed")}
+    settings |= {f"samples to {role}": fingerprint for role, fingerprint in manifest.data.items()}
+    return settings | {f"version of {name}": version for name, version in manifest.versions.items()}
 
 
 def find_recipe_config(recipe: Mapping[str, Any], step: HistoryKey) -> dict[str, Any]:
-    """The settings of a stage in a recipe; empty for defaults, or for a stage of an earlier run."""
+    """Find the settings of a stage in a recipe; empty for defaults, or for a stage of an earlier run."""
     stages = recipe.get("stages")
     listed = [each for each in stages if isinstance(each, Mapping)] if isinstance(stages, list) else []
     named = [each.get("config") for each in listed if each.get("name") == step[0]]
@@ -138,7 +138,8 @@ def find_recipe_config(recipe: Mapping[str, Any], step: HistoryKey) -> dict[str,
 
 
 def measure_agreement(first: Artifact, second: Artifact, data: Path, runtime: str | None) -> dict[str, Any]:
-    """Fidelity of the second artifact's outputs to the first's, and each one's metric where the samples have labels.
+    """Measure the fidelity of the second artifact's outputs to the first's, and each one's metric where the samples
+    have labels.
 
     Raises UsageError for outputs of different shapes.
     """
@@ -150,12 +151,12 @@ def measure_agreement(first: Artifact, second: Artifact, data: Path, runtime: st
         )
     task = first.task()
     dataset = read(data, task)
-    found = []
+    predictions = []
     for artifact in (first, second):
         with artifact.open(runtime, threads=cores()) as session:
-            found.append(predict(session, artifact.task(), dataset))
-    fidelity = measure_fidelity(task, *found)
-    agreements = task.agreements(*make_finite(*found)[:2], dataset.labels)
+            predictions.append(predict(session, artifact.task(), dataset))
+    fidelity = measure_fidelity(task, *predictions)
+    agreements = task.agreements(*make_finite(*predictions)[:2], dataset.labels)
     figures: dict[str, Any] = {
         "samples": len(dataset),
         "fidelity": float(fidelity.mean()),
@@ -164,14 +165,14 @@ def measure_agreement(first: Artifact, second: Artifact, data: Path, runtime: st
     }
     if dataset.labels is not None:
         every = np.arange(len(dataset))
-        one, two = (task.scorer(each, dataset.labels)(every) for each in found)
+        one, two = (task.scorer(each, dataset.labels)(every) for each in predictions)
         figures |= {"metric": task.metric, "metric_a": float(one), "metric_b": float(two)}
     return figures
 
 
-def make_rows(found: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Rows of the comparison for people: name, and a formatted value of each artifact."""
-    sides = (found["a"], found["b"])
+def make_rows(comparison: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Make rows of the comparison for people: name, and a formatted value of each artifact."""
+    sides = (comparison["a"], comparison["b"])
 
     def row(name: str, key: str, write: Callable[[Any], str]) -> tuple[str, str, str]:
         one, two = ("" if each[key] is None else write(each[key]) for each in sides)

@@ -21,7 +21,8 @@ class GainRow:
 
 
 def list_gains(manifest: Manifest, measured: Measurements, metric: str) -> Iterator[GainRow]:
-    """Rows for size, latency, throughput, fidelity and metric. metric: the name of the task's metric against labels."""
+    """List rows for size, latency, throughput, fidelity and metric. metric: the name of the task's metric against
+    labels."""
     before, after = measured.original_size, manifest.served_size
     yield GainRow("size", format_bytes(before), format_bytes(after), compare_sizes(before, after))
     for batch in dict.fromkeys((1, measured.knee)):
@@ -43,7 +44,7 @@ def list_gains(manifest: Manifest, measured: Measurements, metric: str) -> Itera
 
 
 def list_fidelity(comparison: Comparison, metric: str, kind: str) -> Iterator[GainRow]:
-    """Rows for fidelity and metric, with 95 % intervals. kind: of the samples, "unseen" or "made-up"."""
+    """List rows for fidelity and metric, with 95 % intervals. kind: of the samples, "unseen" or "made-up"."""
     figures, intervals = comparison.figures, comparison.intervals
     if "fidelity" in figures:
         low, high = intervals.get("fidelity", (figures["fidelity"], figures["fidelity"]))
@@ -65,21 +66,21 @@ KIND_FIGURES = {"fidelity_p5": "5th percentile", "fidelity_worst": "worst"}
 
 
 def format_kind(comparison: Comparison) -> GainRow:
-    """The row of one kind of samples."""
+    """Format the row of one kind of samples."""
     figures = comparison.figures
-    found = [f"{label} {format_fidelity(figures[key])}" for key, label in KIND_FIGURES.items() if key in figures]
+    parts = [f"{label} {format_fidelity(figures[key])}" for key, label in KIND_FIGURES.items() if key in figures]
     return GainRow(
         figure=f"fidelity, {comparison.subject.removeprefix('artifact ')}",
         original="1",
         artifact=format_fidelity(figures.get("fidelity", math.nan)),
-        change=f"{', '.join(found)} of {comparison.samples}",
+        change=f"{', '.join(parts)} of {comparison.samples}",
     )
 
 
 def find_timings(timings: Iterable[Timing], batch: int) -> tuple[Timing, Timing] | None:
-    """The original's and the artifact's timing at a batch size; None unless there are exactly these two."""
-    found = sorted((time for time in timings if time.batch == batch), key=lambda time: time.engine != ORIGINAL)
-    return (found[0], found[1]) if len(found) == 2 else None
+    """Find the original's and the artifact's timing at a batch size; None unless there are exactly these two."""
+    pair = sorted((time for time in timings if time.batch == batch), key=lambda time: time.engine != ORIGINAL)
+    return (pair[0], pair[1]) if len(pair) == 2 else None
 
 
 def format_speedup(time: Timing) -> str:

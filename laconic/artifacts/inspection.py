@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from laconic.artifacts.artifact import Artifact, is_installed
 from laconic.artifacts.artifact_files import check_digest, check_unlisted
-from laconic.artifacts.golden_agreement import find_golden_floor
+from laconic.artifacts.golden import find_golden_floor
 from laconic.artifacts.ledger import JSON, StageEntry, make_ledger
 from laconic.artifacts.manifest import (
     MANIFEST,
@@ -112,7 +112,7 @@ def count_kernels(artifact: Artifact, runtime: str | None = None) -> dict[str, A
     for node, planned in placement.precision.items():
         kernel = find_kernel(node, running)
         counts.setdefault(planned, Counter())[kernel.precision if kernel else "not told"] += 1
-    layers = {planned: dict(found.most_common()) for planned, found in counts.items()}
+    layers = {planned: dict(running_counts.most_common()) for planned, running_counts in counts.items()}
     products = audit_placement(measured.products, artifact.manifest, placement, engine.name, running)
     audit = report_audit(products, this_machine().processor, NOT_REPORTED)
     return {"engine": f"{engine.name} {engine.version()}", "layers": layers, "audit": audit}
@@ -136,8 +136,8 @@ def verify(path: Path, runtime: str | None = None) -> list[Check]:
     else:
         checks.append(Check(check="golden outputs", found="not run: a file is damaged", passed=False))
     verdict = manifest.verdict
-    found = "; ".join([verdict.describe(), *verdict.out_of_domain]) if verdict else "none"
-    return [*checks, Check(check="verdict", found=found, passed=verdict is not None and verdict.state != "failed")]
+    outcome = "; ".join([verdict.describe(), *verdict.out_of_domain]) if verdict else "none"
+    return [*checks, Check(check="verdict", found=outcome, passed=verdict is not None and verdict.state != "failed")]
 
 
 def check_files(path: Path, manifest: Manifest) -> Iterator[Check]:
@@ -194,12 +194,12 @@ def check_placement(artifact: Artifact, engine: Runtime, placement: Placement) -
             agreements = artifact.measure_golden_agreement(session, placement)
         figures = ", ".join(f"{name} {value:.6f}" for name, value in agreements.items())
         floor = find_golden_floor(placement.verdict)
-        found = f"agreement of {figures} in {engine.name}, required {floor:g}"
-        yield Check(check="golden outputs", found=found, passed=min(agreements.values()) >= floor)
+        outcome = f"agreement of {figures} in {engine.name}, required {floor:g}"
+        yield Check(check="golden outputs", found=outcome, passed=min(agreements.values()) >= floor)
     except LaconicError as error:
         yield Check(check="golden outputs", found=str(error), passed=False)
     if before is None:
-        found = f"{engine.name} {version}; the artifact was made for {placement.runtime}"
+        outcome = f"{engine.name} {version}; the artifact was made for {placement.runtime}"
     else:
-        found = f"{engine.name} {version}" + (", as recorded" if version == before else f"; recorded: {before}")
-    yield Check(check="engine", found=found, passed=True)
+        outcome = f"{engine.name} {version}" + (", as recorded" if version == before else f"; recorded: {before}")
+    yield Check(check="engine", found=outcome, passed=True)

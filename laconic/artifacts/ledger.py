@@ -1,7 +1,7 @@
 """Stage ledger: figures of the model after each stage of the history, beside those of the source model."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from laconic.artifacts.record import Record
@@ -30,18 +30,12 @@ class StageEntry:
     seconds: float | None = None
 
     def plain(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return {
-            "stage": self.stage,
-            "config": dict(self.config),
-            "figures": dict(self.figures),
-            "left": dict(self.left),
-            "seconds": self.seconds,
-        }
+        """Return the entry, JSON-ready."""
+        return asdict(self)
 
 
 def make_ledger(source: Mapping[str, Any], history: Sequence[Record], seconds: Mapping[str, float]) -> list[StageEntry]:
-    """The source model and each stage of the run; empty where no figures were recorded.
+    """Make the entries of the source model and of each stage of the run; empty where no figures were recorded.
 
     source: as in the manifest, with its figures and the number of records that it came with. seconds: by the key of the
     record.
@@ -58,7 +52,7 @@ def make_ledger(source: Mapping[str, Any], history: Sequence[Record], seconds: M
 
 
 def remaining_shares(start: Mapping[str, float], figures: Mapping[str, float]) -> dict[str, float]:
-    """The remaining share of each size."""
+    """Return the remaining share of each size."""
     return {name: figures[name] / start[name] for name in SIZES if name in figures and start.get(name)}
 
 
@@ -78,8 +72,8 @@ def format_entry(entry: StageEntry) -> dict[str, str]:
         "fidelity": (format_fidelity, "fidelity"),
         "worst": (format_fidelity, "fidelity worst"),
     }
-    found = {name: write(figures[key]) if key in figures else "" for name, (write, key) in columns.items()}
+    cells = {name: write(figures[key]) if key in figures else "" for name, (write, key) in columns.items()}
     for name, key in (("parameters", "parameters"), ("size", "bytes"), ("multiply-adds", "multiply-adds")):
         if entry.stage != START and left.get(key, 1) != 1:
-            found[name] += f" ({100 * left[key]:.0f} %)"
-    return found
+            cells[name] += f" ({100 * left[key]:.0f} %)"
+    return cells

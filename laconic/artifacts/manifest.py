@@ -80,7 +80,7 @@ class Manifest(BaseModel):
     @field_validator("task", "target", "placement")
     @classmethod
     def _registered(cls, name: str, field: ValidationInfo) -> str:
-        """Names that select code are those of the registry, never addresses."""
+        """Check that names which select code are those of the registry, never addresses."""
         kind = {"placement": "runtime"}.get(str(field.field_name), str(field.field_name))
         known = registry.TARGETS if kind == "target" else registry.TABLES[kind]
         if name not in known:
@@ -138,8 +138,8 @@ class Manifest(BaseModel):
         return (first, *self.alternatives)
 
     def comparisons(self) -> Iterator[tuple[str, Comparison]]:
-        """The comparisons of all verdicts, each with its kind: parity, drift or information; those of an alternative
-        name its engine."""
+        """Return the comparisons of all verdicts, each with its kind: parity, drift or information; those of an
+        alternative name its engine."""
         for number, placement in enumerate(self.placements):
             for kind in ("parity", "drift", "information"):
                 for each in getattr(placement.verdict, kind, ()):

@@ -70,10 +70,11 @@ class ParityLedger(BaseModel):
         return [row.step for row in self.rows if not row.passed]
 
     def plain(self) -> dict[str, Any]:
-        """JSON-ready, with whether each row and each comparison passed. A figure that is no number is null."""
+        """Return the ledger, JSON-ready, with whether each row and each comparison passed. A figure that is no number
+        is null."""
         content: dict[str, Any] = json.loads(self.model_dump_json())
-        for row, found in zip(content["rows"], self.rows, strict=True):
-            row["passed"] = None if found.skipped else found.passed
-            for comparison, each in zip(row["comparisons"], found.comparisons, strict=True):
+        for row, source in zip(content["rows"], self.rows, strict=True):
+            row["passed"] = None if source.skipped else source.passed
+            for comparison, each in zip(row["comparisons"], source.comparisons, strict=True):
                 comparison["passed"] = each.passed
         return content | {"passed": not self.missed}

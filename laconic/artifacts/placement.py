@@ -38,7 +38,7 @@ class Placement(BaseModel):
 
 
 def find_fastest_placement(speeds: Mapping[str, float]) -> str:
-    """The name of the fastest placement; another than the first must be faster by MARGIN."""
+    """Find the name of the fastest placement; another than the first must be faster by MARGIN."""
     first, *others = speeds
     best = first
     for name in others:

@@ -1,28 +1,48 @@
 """Commands on artifacts: `inspect`, `verify`, `bench`, `compare`, `lint`."""
 
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from laconic.commands.options import ArtifactPath, Builder, Data, Json, RuntimeName, Threads, Trust, print_json
 from laconic.errors import GoalMissed, UsageError
 
+if TYPE_CHECKING:
+    from laconic.runtimes.runtime import Session
+
 LOAD = "A running server"
 """Panel of the help."""
+
+
+Clients = Annotated[str, typer.Option(help="Clients that wait for their answers (closed loop).", rich_help_panel=LOAD)]
+Rates = Annotated[str | None, typer.Option(help="Requests per second instead (open loop).", rich_help_panel=LOAD)]
+LoadSamples = Annotated[
+    Path | None, typer.Option(help="Samples: .txt, or .jsonl of request bodies.", rich_help_panel=LOAD)
+]
+Key = Annotated[str | None, typer.Option(help="Key of the server.", envvar="LACONIC_KEY", rich_help_panel=LOAD)]
+Chart = Annotated[Path | None, typer.Option(help="SVG file of the saturation curve to write.", rich_help_panel=LOAD)]
 
 
 def inspect(artifact: ArtifactPath, runtime: RuntimeName = None, as_json: Json = False) -> None:
     """Describe an artifact: signature, precision, kernels, history, size, speed, verdict.
 
-    For a compressed checkpoint, show size and fidelity after each stage.
+    For a compressed checkpoint, show size and fidelity after each stage; for an ONNX file, what it takes, and what to
+    type to compress it.
     """
     from laconic.artifacts.artifact import Artifact
     from laconic.artifacts.inspection import count_kernels, read_report, summarize
     from laconic.commands.tables import print_artifact, print_checkpoint
 
+    if artifact.suffix.lower() == ".onnx" and artifact.is_file():
+        from export.capture.onnx_summary import summarize_onnx
+        from laconic.commands.tables import print_onnx
+
+        summary = summarize_onnx(artifact)
+        print_json(summary) if as_json else print_onnx(summary)
+        return
     report = read_report(artifact)
     if report is not None:
         print_json(report) if as_json else print_checkpoint(artifact, report)
@@ -52,8 +72,8 @@ def verify(
     if ledger:
         follow(artifact, original, runtime, data, builder=builder, trust=trust, as_json=as_json)
         return
-    given = {"--original": original, "--data": data, "--builder": builder, "--trust": trust or None}
-    if unused := [option for option, value in given.items() if value is not None]:
+    options = {"--original": original, "--data": data, "--builder": builder, "--trust": trust or None}
+    if unused := [option for option, value in options.items() if value is not None]:
         raise UsageError(f"{', '.join(unused)} is for the ledger, and none was requested. Give --ledger, too")
     from laconic.artifacts.inspection import verify
     from laconic.commands.tables import print_checks
@@ -90,10 +110,10 @@ def follow(
         lay_out=lambda session: LaidOutSession.of(session, artifact),
         open=lambda: open_served(artifact, choice.engine.name),
     )
-    found = make_parity_ledger(artifact, original, choice, serving, data=data, builder=builder, trust=trust)
-    print_json(found.plain()) if as_json else print_ledger(found)
-    if found.missed:
-        raise GoalMissed(f"{path} does not keep the original's outputs. Failed: {', '.join(found.missed)}")
+    parity = make_parity_ledger(artifact, original, choice, serving, data=data, builder=builder, trust=trust)
+    print_json(parity.plain()) if as_json else print_ledger(parity)
+    if parity.missed:
+        raise GoalMissed(f"{path} does not keep the original's outputs. Failed: {', '.join(parity.missed)}")
 
 
 def bench(
@@ -108,22 +128,12 @@ def bench(
     trust: Trust = False,
     url: Annotated[str | None, typer.Option(help="Address of a server to load instead.", rich_help_panel=LOAD)] = None,
     model: Annotated[str | None, typer.Option(help="Model of the server.", rich_help_panel=LOAD)] = None,
-    clients: Annotated[
-        str, typer.Option(help="Clients that wait for their answers (closed loop).", rich_help_panel=LOAD)
-    ] = "1,4,16,64",
-    rate: Annotated[
-        str | None, typer.Option(help="Requests per second instead (open loop).", rich_help_panel=LOAD)
-    ] = None,
+    clients: Clients = "1,4,16,64",
+    rate: Rates = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="Seconds of each load.", rich_help_panel=LOAD)] = 5.0,
-    data: Annotated[
-        Path | None, typer.Option(help="Samples: .txt, or .jsonl of request bodies.", rich_help_panel=LOAD)
-    ] = None,
-    key: Annotated[
-        str | None, typer.Option(help="Key of the server.", envvar="LACONIC_KEY", rich_help_panel=LOAD)
-    ] = None,
-    chart: Annotated[
-        Path | None, typer.Option(help="SVG file of the saturation curve to write.", rich_help_panel=LOAD)
-    ] = None,
+    data: LoadSamples = None,
+    key: Key = None,
+    chart: Chart = None,
     as_json: Json = False,
 ) -> None:
     """Measure latency and throughput of artifacts in one interleaved run, or of a running server (--url).
@@ -136,14 +146,14 @@ def bench(
         if artifacts or original is not None:
             raise UsageError("--url measures a server, not artifacts. Give one of the two")
         from laconic.commands.load import bench_server
-        from laconic.loadtest.saturation_chart import draw_saturation
 
-        points = bench_server(
-            url, model=model, clients=parse_sizes("--clients", clients),
-            rates=parse_sizes("--rate", rate) if rate else (), seconds=seconds, length=length, data=data, key=key,
-        )  # fmt: skip
+        loads = {"clients": parse_sizes("--clients", clients), "rates": parse_sizes("--rate", rate) if rate else ()}
+        options = {"model": model, "seconds": seconds, "length": length, "data": data, "key": key}
+        points = bench_server(url, **loads, **options)
         if chart is not None:
-            chart.write_text(draw_saturation(points, url), encoding="utf-8")
+            from laconic.loadtest.saturation_chart import draw_saturation
+
+            draw_saturation(points, url, chart)
         print_json([point.model_dump() for point in points]) if as_json else print_load(points)
         return
     if not artifacts:
@@ -151,16 +161,22 @@ def bench(
     from laconic.artifacts.bench import bench
 
     sizes = parse_sizes("--batches", batches)
-    with ExitStack() as stack:
-        session = None
-        if original is not None:
-            from export.sources import open_original
-
-            session = stack.enter_context(open_original(original, artifacts[0], threads, builder=builder, trust=trust))
+    with open_timed(original, artifacts[0], threads, builder=builder, trust=trust) as session:
         timings = bench(
             artifacts, session, threads=threads, length=length, batches=sizes, rounds=rounds, runtime=runtime
         )
     print_json([timing.model_dump() for timing in timings]) if as_json else print_timings(timings)
+
+
+def open_timed(
+    original: Path | None, artifact: Path, threads: int, *, builder: str | None, trust: bool
+) -> "AbstractContextManager[Session | None]":
+    """Open a session of the source of an artifact, to time it as well; None without one."""
+    if original is None:
+        return nullcontext()
+    from export.sources import open_original
+
+    return open_original(original, artifact, threads, builder=builder, trust=trust)
 
 
 def parse_sizes(option: str, text: str) -> tuple[int, ...]:
@@ -187,15 +203,10 @@ def tune(
     For an artifact that was made on another machine, or for an engine that was not there. The graph, the golden outputs
     and the verdict stay as they are; the exit code is 3 if the verdict failed.
     """
-    from laconic.artifacts.tuning import tune
+    from laconic.artifacts.bench import tune
     from laconic.commands.tables import print_timings
 
-    with ExitStack() as stack:
-        session = None
-        if original is not None:
-            from export.sources import open_original
-
-            session = stack.enter_context(open_original(original, artifact, threads, builder=builder, trust=trust))
+    with open_timed(original, artifact, threads, builder=builder, trust=trust) as session:
         tuned = tune(artifact, session, threads=threads)
     timings = tuned.measured.timings
     print_json([timing.model_dump() for timing in timings]) if as_json else print_timings(timings)
@@ -217,8 +228,8 @@ def compare(
     from laconic.artifacts.compare import compare
     from laconic.commands.tables import print_comparison
 
-    found = compare(first, second, data, runtime)
-    print_json(found) if as_json else print_comparison(found)
+    comparison = compare(first, second, data, runtime)
+    print_json(comparison) if as_json else print_comparison(comparison)
 
 
 def lint(
@@ -238,14 +249,14 @@ def lint(
         raise UsageError(f"there are no lint rules for target {target!r}. Known: tensorrt")
     path = Artifact.load(model).model_for(target) if model.is_dir() else model
     findings = lint_tensorrt(path)
-    found = {
+    report = {
         "model": str(path),
         "target": target,
         "findings": [asdict(finding) for finding in findings],
         "quantized": asdict(count_quantized(path)),
         "sparse": asdict(count_sparse_layers(path)),
     }
-    print_json(found) if as_json else print_lint(found)
+    print_json(report) if as_json else print_lint(report)
     errors = [finding.rule for finding in findings if finding.severity == "error"]
     if errors:
         raise GoalMissed(f"{path} is not fit for {target}: {', '.join(dict.fromkeys(errors))}")

@@ -30,39 +30,45 @@ EXPORT_FIDELITY = 0.9999
 """The fidelity required of an export in full precision: two engines differ by less than 1e-5 in FP32, 3e-5 in BF16."""
 
 
+OptionalSource = Annotated[
+    str | None, typer.Argument(help="A checkpoint's folder, a weights file, or an ONNX file.", metavar="SOURCE")
+]
+RecipeFile = Annotated[
+    Path | None, typer.Option(help="YAML file or name of a ready recipe; command-line options override the recipe.")
+]
+EngineOnly = Annotated[
+    str | None, typer.Option(help="Build for this engine only, and choose nothing by its speed: reproducible.")
+]
+Portable = Annotated[
+    bool | None,
+    typer.Option("--portable", help="Place the model for every engine, to be fast on other processors."),
+]
+KeepGraph = Annotated[
+    bool | None,
+    typer.Option("--keep-graph", help="Keep the float graph in the artifact, so that `build` needs no source."),
+]
+Budget = Annotated[str | None, typer.Option(help="Search settings that meet the goal for this long, as 30m.")]
+
+
 def compress(
-    source: Annotated[
-        str | None, typer.Argument(help="A checkpoint's folder, a weights file, or an ONNX file.", metavar="SOURCE")
-    ] = None,
+    source: OptionalSource = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the artifact to write.")] = None,
     data: Data = None,
     train: Annotated[Path | None, typer.Option(help="Training samples for healing; default: a part of --data.")] = None,
     column: Columns = None,
-    recipe: Annotated[
-        Path | None, typer.Option(help="YAML file or name of a ready recipe; command-line options override the recipe.")
-    ] = None,
+    recipe: RecipeFile = None,
     task: Task = None,
     builder: Builder = None,
     target: Annotated[str | None, typer.Option(help="Hardware target: cpu, cuda or tensorrt.")] = None,
-    engine_only: Annotated[
-        str | None, typer.Option(help="Build for this engine only, and choose nothing by its speed: reproducible.")
-    ] = None,
-    portable: Annotated[
-        bool | None,
-        typer.Option("--portable", help="Place the model for every engine, to be fast on other processors."),
-    ] = None,
-    keep_graph: Annotated[
-        bool | None,
-        typer.Option("--keep-graph", help="Keep the float graph in the artifact, so that `build` needs no source."),
-    ] = None,
+    engine_only: EngineOnly = None,
+    portable: Portable = None,
+    keep_graph: KeepGraph = None,
     to: Annotated[str | None, typer.Option(help="What to write: artifact or checkpoint.")] = None,
     fidelity: Annotated[float | None, typer.Option(min=0, max=1, help="Mean fidelity to reach, as 0.999.")] = None,
     max_drop: Annotated[str | None, typer.Option(help="Largest drop of the task's metric, as 1%.")] = None,
     max_latency: Annotated[str | None, typer.Option(help="Largest latency of one sample, as 3ms.")] = None,
     max_size: Annotated[str | None, typer.Option(help="Largest size of the artifact, as 25MB.")] = None,
-    budget: Annotated[
-        str | None, typer.Option(help="Search settings that meet the goal for this long, as 30m.")
-    ] = None,
+    budget: Budget = None,
     executor: Annotated[str, typer.Option(help="Where the trials of a search run: local or ray.")] = "local",
     trust: Trust = False,
     show_recipe: Annotated[bool, typer.Option("--show-recipe", help="Print the complete recipe and exit.")] = False,
@@ -74,12 +80,12 @@ def compress(
     compares outputs with the original's on held-out samples, and writes an artifact with a report. An unmet goal is
     reported, with exit code 3.
     """
-    given: dict[str, Any] = {"source": source, "task": task, "builder": builder, "target": target, "to": to}
-    given |= {"engine_only": engine_only, "portable": portable, "keep_graph": keep_graph}
+    keys: dict[str, Any] = {"source": source, "task": task, "builder": builder, "target": target, "to": to}
+    keys |= {"engine_only": engine_only, "portable": portable, "keep_graph": keep_graph}
     goal = {"fidelity": fidelity, "max_drop": max_drop, "max_latency": max_latency, "max_size": max_size}
     samples: dict[str, Any] = {key: str(path) for key, path in (("calibrate", data), ("train", train)) if path}
     samples |= {"columns": parse_columns(column)} if column else {}
-    chosen = read_recipe(recipe, given | {"data": samples or None}, goal, trust=trust)
+    chosen = read_recipe(recipe, keys | {"data": samples or None}, goal, trust=trust)
     seconds = parse_search(budget, executor)
     if show_recipe:
         typer.echo(chosen.to_yaml(), nl=False)
@@ -93,7 +99,7 @@ def compress(
 
 
 def parse_search(budget: str | None, executor: str) -> float | None:
-    """The seconds of a search; None where none was requested. Raises UsageError."""
+    """Parse the budget of a search to seconds; None where none was requested. Raises UsageError."""
     from laconic.units import parse_budget
 
     if budget is None and executor != "local":
@@ -133,7 +139,7 @@ def export(
 
     Without --data, outputs are compared on made-up inputs, and the artifact records that.
     """
-    given: dict[str, Any] = {
+    keys: dict[str, Any] = {
         "source": source,
         "task": task,
         "builder": builder,
@@ -142,7 +148,7 @@ def export(
     }
     from export.pipeline import export
 
-    chosen = read_recipe(None, given, {"fidelity": EXPORT_FIDELITY}, trust=trust)
+    chosen = read_recipe(None, keys, {"fidelity": EXPORT_FIDELITY}, trust=trust)
     finish(export(chosen, output, trust=trust), as_json)
 
 
@@ -174,30 +180,30 @@ def build(
     if original is not None:
         made = read_manifest(artifact)
         # A module of one's own is built with the arguments and for the inputs that it was compressed with.
-        own = {"arguments": made.source.get("arguments", {}), "inputs": made.inputs} if builder else {}
-        source = Origin.model_validate({"source": str(original), "task": made.task, "builder": builder} | own)
+        arguments = {"arguments": made.source.get("arguments", {}), "inputs": made.inputs} if builder else {}
+        source = Origin.model_validate({"source": str(original), "task": made.task, "builder": builder} | arguments)
     goal = None if fidelity is None else {"fidelity": fidelity}
     changes: dict[str, Any] = {"target": target, "engine_only": engine_only, "portable": portable, "goal": goal}
     changes |= {"data": data and str(data), "keep_graph": original is None}
     finish(build(artifact, output, changes=changes, original=source, trust=trust), as_json)
 
 
-def read_recipe(path: Path | None, given: dict[str, Any], goal: dict[str, Any], *, trust: bool) -> "Recipe":
+def read_recipe(path: Path | None, keys: dict[str, Any], goal: dict[str, Any], *, trust: bool) -> "Recipe":
     """Read a recipe from a file, or the ready or the default recipe; command-line options override it.
 
-    given, goal: keys of the recipe and of its goal; those that are None are left to the recipe.
+    keys, goal: keys of the recipe and of its goal; those that are None are left to the recipe.
     """
-    given = {key: value for key, value in given.items() if value is not None}
+    keys = {key: value for key, value in keys.items() if value is not None}
     required = {key: value for key, value in goal.items() if value is not None}
-    given |= {"goal": required} if required else {}
-    if path is None and "source" not in given:
+    keys |= {"goal": required} if required else {}
+    if path is None and "source" not in keys:
         raise UsageError("no source was given. Give a SOURCE, or a --recipe that names one")
     from laconic.recipes.ready import find_recipe
     from laconic.recipes.recipe import Recipe
 
     if path is None:
-        return Recipe.parse(given, where="command line")
-    return Recipe.load(find_recipe(path), trust=trust, **given)
+        return Recipe.parse(keys, where="command line")
+    return Recipe.load(find_recipe(path), trust=trust, **keys)
 
 
 def finish(result: "Result", as_json: bool) -> None:
@@ -229,5 +235,5 @@ def finish_checkpoint(result: "CompressedCheckpoint", as_json: bool) -> None:
 
 
 def list_missed(missed: Sequence[str]) -> str:
-    """One missed part of a goal as the end of a sentence, several as lines of a list."""
+    """Write one missed part of a goal as the end of a sentence, several as lines of a list."""
     return f"{missed[0]}." if len(missed) == 1 else "".join(f"\n  - {each}" for each in missed) + "\n"

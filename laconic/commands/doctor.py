@@ -64,9 +64,11 @@ def check_processor(machine: Machine) -> Finding:
     else:
         integer = "INT8 may be slower than FP32: quantize weights only (quantize.weights)"
     brain = "BF16 is fast" if features & {"amx_bf16", "avx512_bf16", "bf16"} else "BF16 is not used"
-    found = f"{machine.processor} ({', '.join(machine.features) or 'no vector instructions known'}): {integer}; {brain}"
+    description = (
+        f"{machine.processor} ({', '.join(machine.features) or 'no vector instructions known'}): {integer}; {brain}"
+    )
     saturates = "; INT8 sums may saturate, so weights may get a reduced range" if machine.int8_saturates else ""
-    return Finding(name="processor", works=True, found=found + saturates)
+    return Finding(name="processor", works=True, found=description + saturates)
 
 
 def format_cores(machine: Machine) -> str:
@@ -149,6 +151,6 @@ def check_cache(folder: Path) -> Finding:
     except OSError as error:
         remedy = "set LACONIC_CACHE to a writable folder"
         return Finding(name="cache", works=False, found=f"{folder}: {error.strerror}", remedy=remedy)
-    found = f"{folder}, {free / 1e9:.1f} GB free"
+    description = f"{folder}, {free / 1e9:.1f} GB free"
     remedy = "set LACONIC_CACHE to a folder on a larger disk" if free < CACHE_BYTES else ""
-    return Finding(name="cache", works=free >= CACHE_BYTES, found=found, remedy=remedy)
+    return Finding(name="cache", works=free >= CACHE_BYTES, found=description, remedy=remedy)

@@ -50,7 +50,7 @@ class HttpSession(Session):
 
 
 def write_request(inputs: Mapping[str, Array]) -> tuple[int, bytes]:
-    """A V2 request that asks for binary outputs: the length of its JSON, and the body."""
+    """Write a V2 request that asks for binary outputs: the length of its JSON, and the body."""
     data = [np.ascontiguousarray(array).tobytes() for array in inputs.values()]
     described = [
         {
@@ -66,7 +66,7 @@ def write_request(inputs: Mapping[str, Array]) -> tuple[int, bytes]:
 
 
 def read_response(content: bytes, header: int) -> Arrays:
-    """The outputs of a V2 response with binary tensors, by name. header: the length of its JSON."""
+    """Read the outputs of a V2 response with binary tensors, by name. header: the length of its JSON."""
     outputs: Arrays = {}
     place = header
     for output in json.loads(content[:header])["outputs"]:
@@ -133,11 +133,11 @@ def open_served(artifact: Artifact, runtime: str) -> Iterator[HttpSession]:
 
 
 def connect(server: "subprocess.Popen[str]", log: TextIO) -> http.client.HTTPConnection:
-    """A connection to the address that a server prints when it is ready; it is made with the first request. log: what
+    """Connect to the address that a server prints when it is ready; this happens with the first request. log: what
     the server wrote about its failure. Raises RuntimeFailure."""
     assert server.stdout is not None, "the caller pipes it"
-    _, found, address = server.stdout.readline().partition("http://")
-    if not found:
+    _, scheme, address = server.stdout.readline().partition("http://")
+    if not scheme:
         server.wait()
         log.seek(0)
         reason = log.read().strip().rpartition("laconic: ")[2]

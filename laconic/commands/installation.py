@@ -17,8 +17,8 @@ def recipes(as_json: Json = False) -> None:
     from laconic.commands.tables import print_recipes
     from laconic.recipes.ready import list_recipes
 
-    found = list_recipes()
-    print_json(found) if as_json else print_recipes(found)
+    ready = list_recipes()
+    print_json(ready) if as_json else print_recipes(ready)
 
 
 def schema() -> None:

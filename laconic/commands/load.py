@@ -15,8 +15,7 @@ import numpy as np
 from laconic.commands.http_session import HEADER_LENGTH, write_request
 from laconic.errors import DataError, UsageError
 from laconic.loadtest.http_client import ConnectionFailed, HttpClient
-from laconic.loadtest.load_point import LoadPoint
-from laconic.loadtest.traffic import Load
+from laconic.loadtest.traffic import Load, LoadPoint
 from laconic.tensor import TensorSpec
 from serve.protocol.infer_request import DTYPES
 
@@ -33,7 +32,7 @@ class ServedModel:
     key: str | None
 
     def make_request(self, method: str, path: str, body: bytes = b"", header: int | None = None) -> bytes:
-        """A whole HTTP request. header: the length of a V2 request's JSON."""
+        """Make a whole HTTP request. header: the length of a V2 request's JSON."""
         lines = [f"{method} {path} HTTP/1.1", f"Host: {self.place.netloc}", f"Content-Length: {len(body)}"]
         if self.key:
             lines.append(f"Authorization: Bearer {self.key}")
@@ -42,7 +41,7 @@ class ServedModel:
         return "\r\n".join([*lines, "", ""]).encode() + body
 
     def make_tensor_requests(self, inputs: Sequence[dict[str, Any]], length: int) -> Iterator[bytes]:
-        """Requests of one row each, made up by the signature. length: size of the free axes."""
+        """Make requests of one row each, made up by the signature. length: size of the free axes."""
         specs = [
             TensorSpec(
                 name=each["name"],
@@ -58,7 +57,7 @@ class ServedModel:
             yield self.make_request("POST", f"/v2/models/{self._path}/infer", body, header)
 
     def make_sample_requests(self, data: Path) -> Iterator[bytes]:
-        """A request for each line of a file: of a .txt the text, of a .jsonl the whole body."""
+        """Make a request for each line of a file: of a .txt the text, of a .jsonl the whole body."""
         if data.suffix not in (".txt", ".jsonl"):
             raise UsageError(f"{data} is neither .txt nor .jsonl. Give a text, or the body of a request, per line")
         try:
@@ -72,15 +71,15 @@ class ServedModel:
             yield self.make_request("POST", f"/v1/models/{self._path}/predict", body.encode())
 
     async def ask(self, client: HttpClient, method: str, path: str) -> Any:
-        """The JSON that the server answers."""
+        """Send a request and parse the JSON of its answer."""
         return json.loads(await self.send(client, self.make_request(method, path)))
 
     async def send(self, client: HttpClient, request: bytes) -> bytes:
-        """The body of the answer to one request. Raises UsageError for another status than 200."""
+        """Send one request and return the body of its answer. Raises UsageError for another status than 200."""
         answer = await client.send(request)
         if answer.status != HTTPStatus.OK:
-            told = answer.body[:400].decode(errors="replace")
-            raise UsageError(f"{self.place.geturl()} answered {answer.status}: {told}")
+            reason = answer.body[:400].decode(errors="replace")
+            raise UsageError(f"{self.place.geturl()} answered {answer.status}: {reason}")
         return answer.body
 
     @property
@@ -88,13 +87,13 @@ class ServedModel:
         return quote(self.name, safe="")
 
     async def read_inputs(self, client: HttpClient) -> Sequence[dict[str, Any]]:
-        """The inputs of its signature, in the terms of the V2 protocol."""
+        """Read the inputs of its signature, in the terms of the V2 protocol."""
         signature = await self.ask(client, "GET", f"/v2/models/{self._path}")
         return list(signature["inputs"])
 
 
 async def find_model(client: HttpClient, place: SplitResult, name: str | None, key: str | None) -> ServedModel:
-    """The model of that name, or the only one of the server. Raises UsageError where there are several."""
+    """Find the model of that name, or the only one of the server. Raises UsageError where there are several."""
     if name is None:
         index = await ServedModel(place, "", key).ask(client, "POST", "/v2/repository/index")
         names = list(dict.fromkeys(model["name"] for model in index))
@@ -141,5 +140,5 @@ async def load_server(
 
 
 def bench_server(url: str, **options: Any) -> list[LoadPoint]:
-    """What `load_server` does, from outside of an event loop."""
+    """Run `load_server` from outside of an event loop."""
     return asyncio.run(load_server(url, **options))

@@ -29,10 +29,10 @@ Threads = Annotated[int, typer.Option(min=1, help="Threads per engine.")]
 RuntimeName = Annotated[str | None, typer.Option("--runtime", help="Engine; default: the one the artifact is for.")]
 
 
-def parse_columns(given: list[str]) -> dict[str, str]:
-    """The names of columns in the files, by the task's. given: as text=sentence. Raises UsageError."""
-    pairs = [each.partition("=") for each in given]
-    for each, (name, _, other) in zip(given, pairs, strict=True):
+def parse_columns(texts: list[str]) -> dict[str, str]:
+    """Parse columns, as text=sentence: the names in the files, by the task's. Raises UsageError."""
+    pairs = [each.partition("=") for each in texts]
+    for each, (name, _, other) in zip(texts, pairs, strict=True):
         if not name or not other:
             raise UsageError(f"--column {each}: expected the task's name and the file's, as text=sentence")
     return {name: other for name, _, other in pairs}

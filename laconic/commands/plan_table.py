@@ -57,7 +57,7 @@ def print_plan(plan: "MemoryPlan", *, everything: bool = False) -> None:
 
 
 def make_combination_table(plan: "MemoryPlan", title: str, rows: list["PlanRow"]) -> Table:
-    """The peak memory and the time of each row."""
+    """Make the table of the peak memory and the time of each row."""
     # The times of another device than the one whose memory is planned are named so in the table itself.
     time = "time" if plan.has_device_times else "CPU time"
     table = make_table(title, "", "device", "less", "host", "all", time, *COLUMNS, right=range(1, 11))
@@ -65,35 +65,35 @@ def make_combination_table(plan: "MemoryPlan", title: str, rows: list["PlanRow"]
     plain = plan.plain.prediction
     _, size = choose_unit(plain.peak)
     for number, row in enumerate(rows, 1):
-        found = row.prediction
+        prediction = row.prediction
         chosen = plan.chosen is not None and row.combination.name == plan.chosen.combination.name
         mark = "*" if chosen else " " if row.fits(plan.memory) else "!"
         exact = "~" if row.combination.redraws_dropout else "="
         kind = exact if row.combination.exact else "+" if row.combination.whole else "a"
         table.add_row(
             f"{number:>2} {mark}{kind}",
-            f"{found.peak / size:.2f}",
-            format_factor(plain.peak / found.peak),
-            format_size(found.host / size),
-            format_factor(plain.total / found.total),
-            f"{found.seconds / plain.seconds:.2f}x",
-            *(format_size(found.at_peak[category] / size) for category in CATEGORIES),
+            f"{prediction.peak / size:.2f}",
+            format_factor(plain.peak / prediction.peak),
+            format_size(prediction.host / size),
+            format_factor(plain.total / prediction.total),
+            f"{prediction.seconds / plain.seconds:.2f}x",
+            *(format_size(prediction.at_peak[category] / size) for category in CATEGORIES),
         )
     return table
 
 
 def format_size(size: float) -> str:
-    """A size in at most five characters."""
+    """Format a size in at most five characters."""
     return f"{size:.1f}" if size < 99.95 else f"{size:.0f}"
 
 
 def format_factor(factor: float) -> str:
-    """How many times less, in at most five characters."""
+    """Format how many times less it is, in at most five characters."""
     return f"{factor:.1f}x" if factor < 99.95 else f"{factor:.0f}x"
 
 
 def make_phase_table(plan: "MemoryPlan", row: "PlanRow") -> Table:
-    """The peak of each phase of a step, by category."""
+    """Make the table of the peak of each phase of a step, by category."""
     unit, size = choose_unit(plan.plain.prediction.peak)
     table = make_table(f"The chosen one, by phase; {unit}", "phase", *COLUMNS, "all", right=range(1, 7))
     for phase in (each for each in PHASES if each in row.prediction.phases):

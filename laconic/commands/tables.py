@@ -18,7 +18,7 @@ from laconic.artifacts.verdict import Comparison, Verdict
 from laconic.commands.console import OUT, make_table
 from laconic.commands.doctor import Finding
 from laconic.hardware import this_machine
-from laconic.loadtest.load_point import LoadPoint
+from laconic.loadtest.traffic import LoadPoint
 from laconic.runtimes.product import KINDS, describe_shares
 from laconic.timing.measurements import Timing, TrialRecord
 from laconic.units import format_bytes, format_count, format_percent
@@ -65,9 +65,33 @@ def make_stage_table(entries: Sequence[StageEntry], title: str) -> Table:
     """Make the table of sizes and fidelity after each stage."""
     table = make_table(title, "stage", "parameters", "size", "fidelity", "worst", right=(1, 2, 3, 4))
     for entry in entries:
-        found = format_entry(entry)
-        table.add_row(entry.stage, *(found[name] for name in ("parameters", "size", "fidelity", "worst")))
+        cells = format_entry(entry)
+        table.add_row(entry.stage, *(cells[name] for name in ("parameters", "size", "fidelity", "worst")))
     return table
+
+
+def print_onnx(summary: Mapping[str, Any]) -> None:
+    """Print the description of an ONNX file."""
+    table = make_table(Path(summary["file"]).name, "", "")
+    table.columns[0].no_wrap = True
+    table.add_row(
+        "size", f"{format_bytes(summary['bytes'])}, opset {summary['opset']}, {summary['producer'] or 'unnamed'}"
+    )
+    operators = ", ".join(f"{count} {name}" for name, count in summary["operators"].items())
+    table.add_row("operators", operators + (", ..." if operators else "") + (" in FP16" * summary["half_precision"]))
+    for each in summary["inputs"]:
+        free = ", ".join(map(str, each["free"]))
+        known = (
+            f"the batch is {each['batch']}" + (f"; free: axis {free}" if free else "") if each["batch"] else "in doubt"
+        )
+        table.add_row("input", f"{each['name']}: {each['dtype']} [{', '.join(map(str, each['shape']))}], {known}")
+    for each in summary["outputs"]:
+        table.add_row("output", f"{each['name']}: [{', '.join(each['shape'])}]")
+    for obstacle in summary["obstacles"]:
+        table.add_row("in the way", obstacle)
+    table.add_row("samples", summary["samples"])
+    table.add_row("to compress", summary["command"])
+    OUT.print(table)
 
 
 def print_artifact(artifact: Artifact, kernels: Mapping[str, Any]) -> None:
@@ -128,9 +152,9 @@ def format_verdict(verdict: Verdict | None) -> str:
     return "\n".join([verdict.state, *verdict.reasons, *verdict.out_of_domain]) if verdict else "none"
 
 
-def format_figures(found: Mapping[str, float]) -> str:
+def format_figures(figures: Mapping[str, float]) -> str:
     """Format figures on one line."""
-    return ", ".join(f"{name.replace('_', ' ')} {value:.6g}" for name, value in found.items())
+    return ", ".join(f"{name.replace('_', ' ')} {value:.6g}" for name, value in figures.items())
 
 
 def format_kernels(kernels: Mapping[str, Any]) -> list[str]:
@@ -140,8 +164,8 @@ def format_kernels(kernels: Mapping[str, Any]) -> list[str]:
     return [
         f"{count} {planned}, "
         + (f"run in {running}" if running != "not told" else "the engine does not report how they run")
-        for planned, found in kernels["layers"].items()
-        for running, count in found.items()
+        for planned, counts in kernels["layers"].items()
+        for running, count in counts.items()
     ] or ["none with weights"]
 
 
@@ -183,27 +207,28 @@ def make_timing_table(timings: Sequence[Timing], title: str) -> Table:
     return table
 
 
-def print_comparison(found: Mapping[str, Any]) -> None:
+def print_comparison(comparison: Mapping[str, Any]) -> None:
     """Print the comparison of two artifacts."""
-    names = [side["name"] for side in (found["a"], found["b"])]
+    names = [side["name"] for side in (comparison["a"], comparison["b"])]
     if names[0] == names[1]:
-        names = [side["path"] for side in (found["a"], found["b"])]
-    both = make_table(found["a"]["task"], "", *names, right=(1, 2))
-    for line in make_rows(found):
+        names = [side["path"] for side in (comparison["a"], comparison["b"])]
+    both = make_table(comparison["a"]["task"], "", *names, right=(1, 2))
+    for line in make_rows(comparison):
         both.add_row(*line)
     OUT.print(both)
-    if found["differ"]:
+    if comparison["differ"]:
         differ = make_table("different settings", "", *names)
-        for each in found["differ"]:
+        for each in comparison["differ"]:
             differ.add_row(each["setting"], *("" if each[side] is None else str(each[side]) for side in ("a", "b")))
         OUT.print()
         OUT.print(differ)
-    if "agreement" in found:
-        figures_of_both = {name: value for name, value in found["agreement"].items() if isinstance(value, float)}
+    if "agreement" in comparison:
+        figures_of_both = {name: value for name, value in comparison["agreement"].items() if isinstance(value, float)}
         OUT.print(
-            f"\n{found['agreement']['samples']} samples, both asked: {format_figures(figures_of_both)}", soft_wrap=True
+            f"\n{comparison['agreement']['samples']} samples, both asked: {format_figures(figures_of_both)}",
+            soft_wrap=True,
         )
-    if found["a"]["machine"] != found["b"]["machine"]:
+    if comparison["a"]["machine"] != comparison["b"]["machine"]:
         OUT.print("\nThe artifacts were timed on different machines. Time them on one with laconic bench.")
 
 
@@ -245,20 +270,20 @@ def print_checks(checks: Sequence[Check]) -> None:
     OUT.print(table)
 
 
-def print_lint(found: Mapping[str, Any]) -> None:
+def print_lint(report: Mapping[str, Any]) -> None:
     """Print the findings of `lint`, at most `MAX_FINDINGS` of a rule, and how many layers are quantized."""
-    for rule in dict.fromkeys(finding["rule"] for finding in found["findings"]):
-        findings = [finding for finding in found["findings"] if finding["rule"] == rule]
+    for rule in dict.fromkeys(finding["rule"] for finding in report["findings"]):
+        findings = [finding for finding in report["findings"] if finding["rule"] == rule]
         for finding in findings[:MAX_FINDINGS]:
             where = f"{finding['node']}: " if finding["node"] else ""
             print_wrapped(f"{finding['severity']:<9}{rule}: ", where + finding["message"], indent=9)
         if len(findings) > MAX_FINDINGS:
             print_wrapped(" " * 9, f"{len(findings) - MAX_FINDINGS} more of {rule}; --json prints all", indent=9)
-    count = found["quantized"]
+    count = report["quantized"]
     floating = f", in float: {', '.join(count['floating'])}" if count["floating"] else ""
     text = f"{count['quantized']} of {count['total']} linear layers and convolutions quantized{floating}"
     print_wrapped("", text, indent=9)
-    sparse = found["sparse"]
+    sparse = report["sparse"]
     if sparse["sparse"]:
         OUT.print(f"{sparse['sparse']} of {sparse['total']} have 2:4 sparse weights", soft_wrap=True)
 

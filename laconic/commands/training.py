@@ -15,10 +15,31 @@ if TYPE_CHECKING:
     from train.settings import TrainingRecipe
 
 
+OptionalSource = Annotated[
+    str | None, typer.Argument(help="A checkpoint's folder, or a weights file.", metavar="SOURCE")
+]
+StepCount = Annotated[int | None, typer.Option(min=1, help="Optimizer steps of the whole run; overrides epochs.")]
+TechniqueList = Annotated[
+    list[str] | None, typer.Option(help="A technique, as lora or 'lora: {rank: 8}'; may be repeated.")
+]
+Assignments = Annotated[
+    list[str] | None, typer.Option("--set", help="Any key of the recipe, as KEY=VALUE; may be repeated.")
+]
+MemoryLimit = Annotated[
+    str | None, typer.Option(help="Memory of the device, as 8GiB; chooses the fastest techniques that fit.")
+]
+
+
+SequenceLength = Annotated[
+    int | None, typer.Option(min=1, help="Sequence length in tokens; default: the model's limit.")
+]
+MeasureAgain = Annotated[
+    bool, typer.Option("--measure", help="Measure the device's speed again, rather than take what is kept.")
+]
+
+
 def finetune(
-    source: Annotated[
-        str | None, typer.Argument(help="A checkpoint's folder, or a weights file.", metavar="SOURCE")
-    ] = None,
+    source: OptionalSource = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the checkpoint to write.")] = None,
     data: Annotated[Path | None, typer.Option(help="Training samples: with labels, pairs, or plain texts.")] = None,
     evaluate: Annotated[Path | None, typer.Option(help="Validation samples; default: a tenth of --data.")] = None,
@@ -27,20 +48,12 @@ def finetune(
     builder: Builder = None,
     epochs: Annotated[float | None, typer.Option(min=0, help="Passes over the data.")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Global batch size, in rows over all devices.")] = None,
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Optimizer steps of the whole run; overrides epochs.")
-    ] = None,
+    steps: StepCount = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate of the optimizer.")] = None,
-    technique: Annotated[
-        list[str] | None, typer.Option(help="A technique, as lora or 'lora: {rank: 8}'; may be repeated.")
-    ] = None,
+    technique: TechniqueList = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of all random numbers.")] = None,
-    assignment: Annotated[
-        list[str] | None, typer.Option("--set", help="Any key of the recipe, as KEY=VALUE; may be repeated.")
-    ] = None,
-    memory: Annotated[
-        str | None, typer.Option(help="Memory of the device, as 8GiB; chooses the fastest techniques that fit.")
-    ] = None,
+    assignment: Assignments = None,
+    memory: MemoryLimit = None,
     auto: Annotated[bool, typer.Option("--auto", help="If memory runs out, choose techniques that fit.")] = False,
     trace: Annotated[bool, typer.Option("--trace", help="Profile a few steps.")] = False,
     nvtx: Annotated[bool, typer.Option("--nvtx", help="Add NVTX ranges for Nsight.")] = False,
@@ -56,10 +69,10 @@ def finetune(
     snapshot; under torchrun the same recipe trains on several devices.
     """
     files = {key: str(value) for key, value in {"train": data, "evaluate": evaluate}.items() if value}
-    given = {"source": source, "task": task, "builder": builder, "data": files or None}
+    keys = {"source": source, "task": task, "builder": builder, "data": files or None}
     options = {"epochs": epochs, "batch_size": batch, "steps": steps, "seed": seed, "memory": memory}
     settings = {"techniques": technique or None, "learning_rate": lr, "assignments": assignment or None}
-    chosen = read_training_recipe(recipe, given | options | settings, trust=trust)
+    chosen = read_training_recipe(recipe, keys | options | settings, trust=trust)
     if show_recipe:
         typer.echo(chosen.to_yaml(), nl=False)
         return
@@ -75,17 +88,17 @@ def finetune(
     print_json(summarize_tuned(tuned)) if as_json else print_tuned(tuned)
 
 
-def read_training_recipe(path: Path | None, given: dict[str, Any], *, trust: bool) -> "TrainingRecipe":
+def read_training_recipe(path: Path | None, keys: dict[str, Any], *, trust: bool) -> "TrainingRecipe":
     """Read a training recipe; the command-line options that were given override it. Raises UsageError for nothing."""
     from train.assignments import parse_value
     from train.settings import TrainingRecipe
 
-    given = {key: value for key, value in given.items() if value is not None}
-    if "techniques" in given:
-        given["techniques"] = [parse_value(text, "--technique") for text in given["techniques"]]
-    if path is None and not {"source", "data"} <= given.keys():
+    keys = {key: value for key, value in keys.items() if value is not None}
+    if "techniques" in keys:
+        keys["techniques"] = [parse_value(text, "--technique") for text in keys["techniques"]]
+    if path is None and not {"source", "data"} <= keys.keys():
         raise UsageError("nothing to train. Give a SOURCE and --data, or a --recipe that names them")
-    return TrainingRecipe.load(path, trust=trust, **given)
+    return TrainingRecipe.load(path, trust=trust, **keys)
 
 
 def print_tuned(result: "FinetuneResult") -> None:
@@ -106,7 +119,7 @@ def print_tuned(result: "FinetuneResult") -> None:
 
 
 def summarize_tuned(result: "FinetuneResult") -> dict[str, Any]:
-    """The result of fine-tuning, JSON-ready."""
+    """Return the result of fine-tuning, JSON-ready."""
     return {
         "checkpoint": str(result.folder),
         "task": result.checkpoint.task.name,
@@ -132,24 +145,23 @@ def merge(
     itself as a source, too.
     """
     from laconic.models.adapter import is_adapter
-    from laconic.models.checkpoint import check_free, load_source
+    from laconic.models.checkpoint import check_free
+    from laconic.models.source_loading import load_source
 
     if not is_adapter(adapter):
         raise UsageError(f"{adapter} is no adapter: it has no adapter_config.json. Give the folder of one")
     check_free(output.resolve())
     checkpoint = load_source(adapter, trust=trust)
     checkpoint.save(output.resolve())
-    found = {"checkpoint": str(output), "task": checkpoint.task.name}
-    print_json(found) if as_json else typer.echo(f"{output}: {checkpoint.task.name}, with {adapter} merged")
+    summary = {"checkpoint": str(output), "task": checkpoint.task.name}
+    print_json(summary) if as_json else typer.echo(f"{output}: {checkpoint.task.name}, with {adapter} merged")
 
 
 def plan(
     source: Source,
     memory: Annotated[str, typer.Option(help="Memory of the device, as 8GiB.")],
     batch: Annotated[int | None, typer.Option(min=1, help="Batch size in rows; default: the recipe's.")] = None,
-    seq: Annotated[
-        int | None, typer.Option(min=1, help="Sequence length in tokens; default: the model's limit.")
-    ] = None,
+    seq: SequenceLength = None,
     recipe: Annotated[Path | None, typer.Option(help="YAML file with training settings.")] = None,
     task: Task = None,
     builder: Builder = None,
@@ -157,9 +169,7 @@ def plan(
     devices: Annotated[int, typer.Option(min=1, help="Devices that share the model; --memory is per device.")] = 1,
     picture: Annotated[Path | None, typer.Option(help="Plot the table, as .svg or .png.")] = None,
     timeline: Annotated[Path | None, typer.Option(help="Plot the memory of the chosen plan over one step.")] = None,
-    measure: Annotated[
-        bool, typer.Option("--measure", help="Measure the device's speed again, rather than take what is kept.")
-    ] = False,
+    measure: MeasureAgain = False,
     everything: Annotated[bool, typer.Option("--all", help="Show all combinations that were simulated.")] = False,
     trust: Trust = False,
     as_json: Json = False,
@@ -175,7 +185,7 @@ def plan(
 
     for drawing in filter(None, (picture, timeline)):
         check_path(drawing)
-    found = plan_source(
+    memory_plan = plan_source(
         Path(source),
         memory=memory,
         batch=batch,
@@ -190,7 +200,7 @@ def plan(
     )
     for path, draw in ((picture, plot_bars), (timeline, plot_chosen)):
         if path is not None:
-            draw(found, path)
-    print_json(summarize_plan(found)) if as_json else print_plan(found, everything=everything)
-    if found.chosen is None:
+            draw(memory_plan, path)
+    print_json(summarize_plan(memory_plan)) if as_json else print_plan(memory_plan, everything=everything)
+    if memory_plan.chosen is None:
         raise GoalMissed("no combination of techniques fits. Try a smaller --batch or --seq, or more --memory")

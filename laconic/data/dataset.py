@@ -11,7 +11,7 @@ import numpy as np
 from laconic.arrays import Array
 from laconic.errors import DataError
 from laconic.hashing import hash_of
-from laconic.tasks.targeted import is_file
+from laconic.tasks.row_parsing import is_file
 
 
 class Samples(Sequence[Any]):
@@ -42,7 +42,7 @@ class Samples(Sequence[Any]):
         return self._sources
 
     def pick(self, indices: Iterable[int]) -> "Samples":
-        """The samples at these indices, in this order."""
+        """Return the samples at these indices, in this order."""
         return Samples([self._sources[index] for index in indices], self._parse)
 
 
@@ -93,7 +93,7 @@ class Dataset:
         return len(self.samples) // len(self.keys)
 
     def rows(self, rows: Sequence[int], name: str) -> "Dataset":
-        """The dataset of some rows, in the order given. Its fingerprint depends on these rows alone."""
+        """Return the dataset of some rows, in the order given. Its fingerprint depends on these rows alone."""
         indices = [row * self.per_row + offset for row in rows for offset in range(self.per_row)]
         labels = None if self.labels is None else [self.labels[index] for index in indices]
         keys, groups = (tuple(names[row] for row in rows) for names in (self.keys, self.copies))
@@ -123,7 +123,7 @@ class Dataset:
         return self.groups or self.keys
 
     def without(self, other: "Dataset") -> "Dataset":
-        """The rows that are no copies of any in `other`. Raises DataError where none is left."""
+        """Return the rows that are no copies of any in `other`. Raises DataError where none is left."""
         seen = set(other.copies)
         left = [row for row, group in enumerate(self.copies) if group not in seen]
         if not left:
@@ -131,26 +131,26 @@ class Dataset:
         return self if len(left) == len(self.keys) else self.rows(left, self.name)
 
     def take(self, count: int, seed: int = 0) -> "Dataset":
-        """A sample of at most `count` samples, one row of each group of copies, stratified by length.
+        """Return a sample of at most `count` samples, one row of each group of copies, stratified by length.
 
         The result does not depend on the order of the file.
         """
         unique: dict[str, int] = {}
         for row in sorted(range(len(self.keys)), key=lambda row: self.keys[row]):
             unique.setdefault(self.copies[row], row)
-        wanted = max(1, count // self.per_row)
+        size = max(1, count // self.per_row)
         cost = {row: sum(self.lengths[row * self.per_row : (row + 1) * self.per_row]) for row in unique.values()}
         ordered = sorted(unique.values(), key=lambda row: (cost[row], shuffle_key(self.keys[row], seed)))
-        if wanted >= len(ordered):
+        if size >= len(ordered):
             return self.rows(ordered, self.name)
         # Sorted by length, one row of each of `wanted` intervals of equal size.
         rng = np.random.default_rng(seed)
-        edges = np.linspace(0, len(ordered), wanted + 1).astype(int)
+        edges = np.linspace(0, len(ordered), size + 1).astype(int)
         return self.rows([ordered[rng.integers(a, b)] for a, b in itertools.pairwise(edges)], self.name)
 
 
 def shuffle_key(key: str, seed: int) -> str:
-    """The sort key of a shuffle that depends on the content and the seed alone."""
+    """Return the sort key of a shuffle that depends on the content and the seed alone."""
     return hashlib.sha256(f"{seed}:{key}".encode()).hexdigest()
 
 

@@ -23,7 +23,8 @@ SUFFIXES: dict[SampleKind, tuple[str, ...]] = {
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a text file with their numbers, without a byte order mark. Raises DataError unless it is UTF-8."""
+    """Read the lines of a text file with their numbers, without a byte order mark. Raises DataError unless it is
+    UTF-8."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             try:
@@ -35,7 +36,7 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def txt(path: Path, task: Task, also: Collection[str] = ()) -> Iterator[Row]:
-    """One text per line; empty lines are left out."""
+    """Read one text per line; empty lines are left out."""
     refuse_unless(task, "texts", path)
     for number, line in lines(path):
         if line.strip():
@@ -43,7 +44,7 @@ def txt(path: Path, task: Task, also: Collection[str] = ()) -> Iterator[Row]:
 
 
 def jsonl(path: Path, task: Task, also: Collection[str] = ()) -> Iterator[Row]:
-    """One JSON object per line; empty lines are left out."""
+    """Read one JSON object per line; empty lines are left out."""
     for number, line in lines(path):
         if not line.strip():
             continue
@@ -86,8 +87,8 @@ def split_fields(line: str, delimiter: str) -> list[str]:
 
 
 def csv(path: Path, task: Task, also: Collection[str] = ()) -> Iterator[Row]:
-    """Values between commas, semicolons, tabs or bars; the first line names the columns. The only column of a file may
-    have any name."""
+    """Read values between commas, semicolons, tabs or bars; the first line names the columns. The only column of a file
+    may have any name."""
     csv_module.field_size_limit(LONGEST_FIELD)
     delimiter = find_delimiter(path, task)
     reader = csv_module.reader((line for _, line in lines(path)), delimiter=delimiter, strict=True)
@@ -110,7 +111,7 @@ def csv(path: Path, task: Task, also: Collection[str] = ()) -> Iterator[Row]:
 
 
 def folder(path: Path, task: Task, also: Collection[str] = ()) -> Iterator[Row]:
-    """A folder of images or of recordings: one subfolder per class, or all in one folder without labels."""
+    """Read a folder of images or of recordings: one subfolder per class, or all in one folder without labels."""
     if "arrays" in task.accepts and "images" not in task.accepts:
         yield from npy_folder(path, task)
         return
@@ -128,13 +129,13 @@ def folder(path: Path, task: Task, also: Collection[str] = ()) -> Iterator[Row]:
             f"{path.name} holds both class folders ({classes[0].name}) and {kind} ({loose[0].name}). "
             f"Put every file into the folder of its class, or none"
         )
-    found: list[tuple[Path, str | None]] = [(file, None) for file in loose]
+    files: list[tuple[Path, str | None]] = [(file, None) for file in loose]
     for entry in classes:
-        found += [(file, entry.name) for file in sorted(entry.iterdir()) if is_sample(file, kind)]
-    for number, (file, label) in enumerate(found, 1):
+        files += [(file, entry.name) for file in sorted(entry.iterdir()) if is_sample(file, kind)]
+    for number, (file, label) in enumerate(files, 1):
         yield Row(number, {task.field: file, **({} if label is None else {LABEL: label})})
 
 
 def is_sample(path: Path, kind: SampleKind) -> bool:
-    """Whether a file's name says that it holds a sample of this kind."""
+    """Return whether a file's name says that it holds a sample of this kind."""
     return path.suffix.lower() in SUFFIXES[kind] and not path.name.startswith(".") and path.is_file()

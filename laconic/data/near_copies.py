@@ -50,19 +50,20 @@ def lead_texts(rows: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, str]]:
     index, empty = MinHashLSH(threshold=CANDIDATE, num_perm=PERMUTATIONS), MinHash(PERMUTATIONS, hashfunc=int)
     pieces: dict[str, list[frozenset[int]]] = {}
     for key, texts in rows.items():
-        own = [cut_pieces(text) for text in texts]
+        cut = [cut_pieces(text) for text in texts]
         signature = empty.copy()
-        signature.update_batch([piece ^ number for number, part in enumerate(own) for piece in part])
-        leader = next((other for other in sorted(index.query(signature)) if are_near(own, pieces[other])), None)
+        signature.update_batch([piece ^ number for number, part in enumerate(cut) for piece in part])
+        leader = next((other for other in sorted(index.query(signature)) if are_near(cut, pieces[other])), None)
         if leader is not None:
             yield key, leader
         else:
             index.insert(key, signature)
-            pieces[key] = own
+            pieces[key] = cut
 
 
 def cut_pieces(text: str) -> frozenset[int]:
-    """The pieces of a text without case, spaces and punctuation, as numbers of 32 bits; the whole of a short one."""
+    """Return the pieces of a text without case, spaces and punctuation, as numbers of 32 bits; the whole of a short
+    one."""
     letters = "".join(letter for letter in text.casefold() if letter.isalnum()) or text
     content = np.frombuffer(letters.encode().ljust(PIECE, b"\0"), np.uint8)
     windows = np.ascontiguousarray(np.lib.stride_tricks.sliding_window_view(content, PIECE)).view(np.uint64).ravel()
@@ -70,7 +71,7 @@ def cut_pieces(text: str) -> frozenset[int]:
 
 
 def are_near(one: Sequence[frozenset[int]], other: Sequence[frozenset[int]]) -> bool:
-    """Whether each text of a row shares most pieces with that of another row."""
+    """Return whether each text of a row shares most pieces with that of another row."""
     return len(one) == len(other) and all(len(a & b) >= SHARED * len(a | b) for a, b in zip(one, other, strict=True))
 
 
@@ -96,7 +97,8 @@ def lead_arrays(rows: Mapping[str, RowSketch]) -> Iterator[tuple[str, str]]:
 
 
 def count_directions(sizes: Array) -> float:
-    """About how many directions hold the variance of points: the participation ratio. sizes: their singular values."""
+    """Estimate how many directions hold the variance of points: the participation ratio. sizes: their singular
+    values."""
     variances = np.square(sizes)
     return float(variances.sum() ** 2 / np.square(variances).sum()) if variances.any() else 0.0
 

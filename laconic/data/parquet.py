@@ -24,8 +24,8 @@ def rows(path: Path, task: RowParsing, also: Collection[str] = ()) -> Iterator[R
     number = expanded = 0
     try:
         schema = pq.read_schema(path)
-        wanted = (task.field, *task.columns, KIND, *also)
-        columns = [name for name in schema.names if name in wanted] or list(schema.names)
+        known = (task.field, *task.columns, KIND, *also)
+        columns = [name for name in schema.names if name in known] or list(schema.names)
         # A value that is stored once for many rows stays one value until its row is read.
         shared = [name for name in columns if is_text(schema.field(name).type)]
         with pq.ParquetFile(path, read_dictionary=shared) as file:
@@ -42,7 +42,7 @@ def rows(path: Path, task: RowParsing, also: Collection[str] = ()) -> Iterator[R
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether a column holds texts or bytes, which a file may store once for many rows."""
+    """Return whether a column holds texts or bytes, which a file may store once for many rows."""
     return bool(
         pa.types.is_string(kind)
         or pa.types.is_large_string(kind)
@@ -52,14 +52,14 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def stored_bytes(metadata: pq.FileMetaData, columns: list[str]) -> int:
-    """The bytes of some columns before compression, as the file's own metadata gives them."""
+    """Return the bytes of some columns before compression, as the file's own metadata gives them."""
     groups = (metadata.row_group(group) for group in range(metadata.num_row_groups))
     chunks = (group.column(index) for group in groups for index in range(group.num_columns))
     return sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema.split(".")[0] in columns)
 
 
 def count_bytes(value: Any) -> int:
-    """The bytes that a value takes, near enough for a limit."""
+    """Return the bytes that a value takes, near enough for a limit."""
     if isinstance(value, (str, bytes)):
         return len(value)
     if isinstance(value, dict):

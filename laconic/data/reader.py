@@ -15,8 +15,7 @@ from laconic.data.rows import ParsedRow, Row, digest_content, parse_row
 from laconic.errors import DataError
 from laconic.hardware import cores
 from laconic.hashing import hash_of
-from laconic.tasks.row_parsing import LABEL
-from laconic.tasks.targeted import is_file
+from laconic.tasks.row_parsing import LABEL, is_file
 from laconic.tasks.task import Task
 
 FEW = 64
@@ -55,7 +54,7 @@ def read_few(path: Path, task: Task, columns: Mapping[str, str] | None = None, c
 
 
 def list_shards(path: Path) -> list[Path]:
-    """The files of a dataset in a folder, in the order of their names; the path itself where it is none.
+    """List the files of a dataset in a folder, in the order of their names; the path itself where it is none.
 
     Raises DataError for a folder with files of several formats.
     """
@@ -69,21 +68,21 @@ def list_shards(path: Path) -> list[Path]:
 
 
 def rename_columns(row: Row, columns: Mapping[str, str], path: Path) -> Row:
-    """The row with the task's names of columns. Raises DataError for a column that it lacks."""
+    """Return the row with the task's names of columns. Raises DataError for a column that it lacks."""
     values = dict(row.values)
-    for name, given in columns.items():
-        if given in values:
-            values[name] = values.pop(given)
+    for name, column in columns.items():
+        if column in values:
+            values[name] = values.pop(column)
         elif name not in values:
             raise DataError(
-                f"{path.name}, row {row.number}: there is no column {given!r} for {name!r}. The columns are "
+                f"{path.name}, row {row.number}: there is no column {column!r} for {name!r}. The columns are "
                 f"{', '.join(map(repr, row.values))}"
             )
     return Row(row.number, values)
 
 
 def read_rows(path: Path, task: Task, columns: Mapping[str, str] | None = None) -> Iterator[Row]:
-    """The rows of a file or a folder, unparsed. columns: those whose names in the file differ from the task's.
+    """Read the rows of a file or a folder, unparsed. columns: those whose names in the file differ from the task's.
 
     Raises DataError, MissingPackage.
     """

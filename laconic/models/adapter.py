@@ -14,8 +14,8 @@ from transformers.pytorch_utils import Conv1D
 from laconic.cache import open_scratch_folder
 from laconic.errors import SourceError
 from laconic.files import replace_folder
-from laconic.models.source_json import read_source_json
-from laconic.models.special_tokens import TEMPLATE
+from laconic.models.model_folder import read_source_json
+from laconic.models.processors import TEMPLATE
 from laconic.models.weights import read_safetensors
 from laconic.tasks.assets import to_json
 
@@ -73,7 +73,7 @@ class Adapter:
             weight.copy_(weight + value if name.endswith(".lora_A.weight") else value)
 
     def _product(self, path: str, layer: nn.Module | None) -> Tensor:
-        """What an adapter adds to the weight of its layer."""
+        """Return what an adapter adds to the weight of its layer."""
         down, up = self.weights[f"{path}.lora_A.weight"], self.weights.get(f"{path}.lora_B.weight")
         rank = down.shape[0]
         if up is None or up.shape[-1] != rank:
@@ -84,7 +84,7 @@ class Adapter:
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter."""
+    """Return whether a folder holds an adapter."""
     return (folder / CONFIG).is_file()
 
 
@@ -98,9 +98,9 @@ def read_adapter(folder: Path) -> Adapter:
             raise SourceError(
                 f"{folder} holds an adapter with {key} {config[key]!r}; expected {expected!r}. Merge it with peft"
             )
-    if found := [key for key in REFUSED if config.get(key)]:
+    if refused := [key for key in REFUSED if config.get(key)]:
         raise SourceError(
-            f"{folder} holds an adapter with {', '.join(found)}, which is not supported. Merge it with peft"
+            f"{folder} holds an adapter with {', '.join(refused)}, which is not supported. Merge it with peft"
         )
     if not (folder / WEIGHTS).is_file():
         raise SourceError(f"{folder} has no {WEIGHTS}. Save the adapter with save_pretrained, as safetensors")

@@ -9,11 +9,10 @@ import transformers
 from pydantic import ValidationError
 
 from laconic.errors import SourceError
-from laconic.models.source_json import read_source_json
+from laconic.models.model_folder import read_source_json
 from laconic.models.speech import SpeechModel, ignores_padding, split_convolutions
-from laconic.tasks.audio_preprocess import AudioPreprocess
+from laconic.tasks.audio_preprocess import AudioPreprocess, LogMelPreprocess
 from laconic.tasks.ctc_vocabulary import CtcVocabulary
-from laconic.tasks.log_mel import LogMelPreprocess
 from laconic.tasks.preprocessing import Preprocessing
 
 SETTINGS = "preprocessor_config.json"
@@ -25,7 +24,7 @@ FEATURE_ERROR = 1e-4
 
 
 def read_speech(folder: Path, module: SpeechModel, labels: tuple[str, ...], *, writes: bool) -> Preprocessing:
-    """The preprocessing of a checkpoint that reads waveforms. writes: whether it writes what is said.
+    """Read the preprocessing of a checkpoint that reads waveforms. writes: whether it writes what is said.
 
     Raises SourceError where a part is missing, or transformers reads it in another way.
     """
@@ -40,31 +39,28 @@ def read_speech(folder: Path, module: SpeechModel, labels: tuple[str, ...], *, w
 
 
 def read_audio_preprocess(folder: Path, config: Any) -> tuple[AudioPreprocess, bool]:
-    """The preprocessing of a checkpoint, checked against transformers', and whether the model takes a mask.
+    """Read the preprocessing of a checkpoint, checked against transformers', and whether the model takes a mask.
 
     config: of the model.
     Raises SourceError for a folder without it, and for one that transformers reads in another way.
     """
-    own = open_feature_extractor(folder)
+    extractor = open_feature_extractor(folder)
     made = AudioPreprocess(
-        sampling_rate=own.sampling_rate,
-        normalize=bool(getattr(own, "do_normalize", False)),
+        sampling_rate=extractor.sampling_rate,
+        normalize=bool(getattr(extractor, "do_normalize", False)),
         convolutions=tuple(chain(*split_convolutions(config))),
     )
     for waveform in make_probes(made.sampling_rate):
-        difference = measure_error(own, made, waveform)
+        difference = measure_error(extractor, made, waveform, "input_values")
         if difference > SAMPLE_ERROR:
-            described = f"values differ by up to {difference:.3g}" if np.isfinite(difference) else "the input differs"
-            raise SourceError(
-                f"{folder / SETTINGS} is for {type(own).__name__}, whose rules Laconic does not know: {described}. "
-                f"Models that read waveforms are known, as wav2vec 2.0, HuBERT and WavLM; give others with --builder, "
-                f"and arrays in .npz, prepared by your own code"
-            )
-    return made, bool(getattr(own, "return_attention_mask", False))
+            known = "Models that read waveforms are known, as wav2vec 2.0, HuBERT and WavLM"
+            raise make_unknown(folder, extractor, difference, known)
+    return made, bool(getattr(extractor, "return_attention_mask", False))
 
 
 def open_feature_extractor(folder: Path) -> Any:
-    """The feature extractor of transformers. Raises SourceError for a folder without one, or of an unknown type."""
+    """Open the feature extractor of transformers. Raises SourceError for a folder without one, or of an unknown
+    type."""
     read_source_json(folder / SETTINGS)
     try:
         return transformers.AutoFeatureExtractor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -76,80 +72,76 @@ def open_feature_extractor(folder: Path) -> Any:
 
 
 def read_log_mel(folder: Path, config: Any) -> LogMelPreprocess:
-    """The preprocessing of a checkpoint, checked against transformers' and the model. config: of the model.
+    """Read the preprocessing of a checkpoint, checked against transformers' and the model. config: of the model.
 
     Raises SourceError for a folder without it, for one that transformers reads in another way, and for one that is not
     of this model.
     """
-    own = open_feature_extractor(folder)
+    extractor = open_feature_extractor(folder)
     names = LogMelPreprocess.model_fields
     try:
-        made = LogMelPreprocess(**{name: getattr(own, name) for name in names if hasattr(own, name)})
+        made = LogMelPreprocess(**{name: getattr(extractor, name) for name in names if hasattr(extractor, name)})
     except ValidationError as error:
         first = error.errors()[0]
         raise SourceError(
             f"{folder / SETTINGS} sets {first['loc'][0]} to {first['input']!r}: {first['msg'].lower()}"
         ) from None
-    difference = max(measure_difference(own, made, waveform) for waveform in make_probes(made.sampling_rate))
-    if not difference <= FEATURE_ERROR:
-        described = f"values differ by up to {difference:.3g}" if np.isfinite(difference) else "the input differs"
-        raise SourceError(
-            f"{folder / SETTINGS} is for {type(own).__name__}, whose rules Laconic does not know: {described}. "
-            f"Encoder-decoders that read the log-mel spectrograms of WhisperFeatureExtractor are known; give others "
-            f"with --builder, and arrays in .npz, prepared by your own code"
-        )
-    wanted = (config.num_mel_bins, 2 * config.max_source_positions)  # one convolution has a stride of two
-    if (made.feature_size, made.frames) != wanted:
+    probes = make_probes(made.sampling_rate)
+    difference = max(measure_error(extractor, made, waveform, "input_features") for waveform in probes)
+    if not (isinstance(extractor, transformers.WhisperFeatureExtractor) and difference <= FEATURE_ERROR):
+        known = "Encoder-decoders that read the log-mel spectrograms of WhisperFeatureExtractor are known"
+        raise make_unknown(folder, extractor, difference, known)
+    expected = (config.num_mel_bins, 2 * config.max_source_positions)  # one convolution has a stride of two
+    if (made.feature_size, made.frames) != expected:
         raise SourceError(
             f"{folder / SETTINGS} makes {made.feature_size} bands and {made.frames} frames of a recording, and the "
-            f"model reads {wanted[0]} and {wanted[1]}. Copy the folder again: the two are of different models"
+            f"model reads {expected[0]} and {expected[1]}. Copy the folder again: the two are of different models"
         )
     return made
 
 
-def measure_difference(own: Any, made: LogMelPreprocess, waveform: Any) -> float:
-    """The largest difference of a feature between a feature extractor of transformers and ours; infinite for inputs of
-    different shapes."""
-    if not isinstance(own, transformers.WhisperFeatureExtractor):
-        return float("inf")
-    found = np.asarray(own(waveform, sampling_rate=made.sampling_rate, return_tensors="np")["input_features"][0])
-    ours = made.apply(waveform, made.sampling_rate)
-    return float(np.abs(found - ours).max()) if found.shape == ours.shape else float("inf")
+def make_unknown(folder: Path, extractor: Any, difference: float, known: str) -> SourceError:
+    """Make the error for a feature extractor that prepares recordings in another way. known: which ones are known."""
+    described = f"values differ by up to {difference:.3g}" if np.isfinite(difference) else "the input differs"
+    return SourceError(
+        f"{folder / SETTINGS} is for {type(extractor).__name__}, whose rules Laconic does not know: {described}. "
+        f"{known}; give others with --builder, and arrays in .npz, prepared by your own code"
+    )
 
 
 def make_probes(rate: int) -> list[Any]:
-    """Recordings by which preprocessing is compared, [samples] float32: silence, and noise off zero."""
+    """Make recordings by which preprocessing is compared, [samples] float32: silence, and noise off zero."""
     rng = np.random.default_rng(0)
     noise = 0.1 * rng.standard_normal(rate // 2).astype(np.float32) + np.float32(0.05)
     return [np.zeros(rate // 4, np.float32), noise, 0.001 * noise[: rate // 3]]
 
 
-def measure_error(own: Any, made: AudioPreprocess, waveform: Any) -> float:
-    """The largest difference of a sample between a feature extractor of transformers and ours; infinite for inputs of
-    different shapes."""
+def measure_error(extractor: Any, made: AudioPreprocess | LogMelPreprocess, waveform: Any, key: str) -> float:
+    """Measure the largest difference of a number between a feature extractor of transformers and ours; infinite for
+    inputs of different shapes. key: of the extractor's input."""
     try:
-        features = own(waveform, sampling_rate=made.sampling_rate, return_tensors="np")
-        found = np.asarray(features["input_values"][0])
+        expected = np.asarray(extractor(waveform, sampling_rate=made.sampling_rate, return_tensors="np")[key][0])
     except (ValueError, TypeError, IndexError, KeyError, AttributeError, RuntimeError):  # it makes other inputs
         return float("inf")
     ours = made.apply(waveform, made.sampling_rate)
-    return float(np.abs(found - ours).max()) if found.shape == ours.shape else float("inf")
+    return float(np.abs(expected - ours).max()) if expected.shape == ours.shape else float("inf")
 
 
 def read_characters(folder: Path, size: int) -> CtcVocabulary:
-    """The vocabulary of a checkpoint that writes, checked against transformers' tokenizer. size: tokens of the model.
+    """Read the vocabulary of a checkpoint that writes, checked against transformers' tokenizer. size: tokens of the
+    model.
 
     Raises SourceError for a folder without it, and for one that transformers reads in another way.
     """
     try:
-        own = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        names = {index: token for token, index in own.get_vocab().items()}
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        names = {index: token for token, index in tokenizer.get_vocab().items()}
         made = CtcVocabulary(
             tokens=tuple(names.get(index, "") for index in range(size)),
-            blank=own.pad_token_id,
-            delimiter=own.word_delimiter_token,
-            upper=bool(own.do_lower_case),
-            unknown=own.unk_token_id,
+            blank=tokenizer.pad_token_id,
+            delimiter=tokenizer.word_delimiter_token,
+            upper=bool(tokenizer.do_lower_case),
+            unknown=tokenizer.unk_token_id,
         )
     except Exception as error:  # the type is of a later version, or of no transformers
         raise SourceError(
@@ -159,10 +151,10 @@ def read_characters(folder: Path, size: int) -> CtcVocabulary:
     rng = np.random.default_rng(0)
     for length in (1, 20, 200):
         ids = rng.integers(0, size, length).repeat(rng.integers(1, 4, length)).tolist()
-        if (expected := own.decode(ids)) != made.decode(ids):
+        if (expected := tokenizer.decode(ids)) != made.decode(ids):
             raise SourceError(
                 f"the tokenizer in {folder} writes {expected[:60]!r} where its vocabulary says "
-                f"{made.decode(ids)[:60]!r}: {type(own).__name__} has rules that Laconic does not know. Give "
+                f"{made.decode(ids)[:60]!r}: {type(tokenizer).__name__} has rules that Laconic does not know. Give "
                 f"the model with --builder"
             )
     return made

@@ -47,7 +47,8 @@ def load(
 
 
 def load_program(path: Path, *, trust: bool) -> tuple[nn.Module, dict[str, Any], tuple[TensorSpec, ...]]:
-    """The module in an archive of torch.export, how it is called in a history, and the inputs that it was traced with.
+    """Return the module in an archive of torch.export, how it is called in a history, and the inputs that it was traced
+    with.
 
     Raises UntrustedSource unless trusted: the archive may hold pickles.
     """
@@ -67,7 +68,7 @@ def load_program(path: Path, *, trust: bool) -> tuple[nn.Module, dict[str, Any],
 
 
 def program_inputs(program: torch.export.ExportedProgram) -> tuple[TensorSpec, ...]:
-    """The inputs of a program; a free axis is the batch where it comes first, else it keeps torch's name."""
+    """Return the inputs of a program; a free axis is the batch where it comes first, else it keeps torch's name."""
     limits = {str(symbol): interval for symbol, interval in program.range_constraints.items()}
     names: dict[str, str] = {}
     specs = []
@@ -90,7 +91,8 @@ def program_inputs(program: torch.export.ExportedProgram) -> tuple[TensorSpec, .
 
 
 def describe_source(builder: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The source of a module: its builder and arguments. Raises SourceError for arguments that JSON cannot hold."""
+    """Return the source of a module: its builder and arguments. Raises SourceError for arguments that JSON cannot
+    hold."""
     try:
         kept = json.loads(json.dumps(dict(arguments), sort_keys=True, allow_nan=False))
     except (TypeError, ValueError) as error:

@@ -3,43 +3,103 @@
 On disk it is a folder: model.safetensors, model.json, and the files of its task. Never a pickle.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import nn
 
 from laconic import registry
-from laconic.arrays import Arrays
-from laconic.artifacts.manifest import MANIFEST
 from laconic.artifacts.record import Record
 from laconic.cache import open_scratch_folder
-from laconic.errors import CorruptArtifact, LaconicError, SourceError, UsageError
+from laconic.config import explain
+from laconic.errors import CorruptArtifact, LaconicError, SourceError, UntrustedSource, UsageError
 from laconic.files import replace_folder
-from laconic.hashing import hash_of, seal
+from laconic.hashing import hash_of, seal, unseal
 from laconic.models import builder as builders
-from laconic.models import huggingface, timm_folder
-from laconic.models.adapter import is_adapter, read_adapter
-from laconic.models.checkpoint_card import BUILDABLE, CARD, Card, prepare, read_card
-from laconic.models.foreign_folder import GGUF, refuse_foreign
-from laconic.models.loaded_model import Loaded
-from laconic.models.processors import plain_task
-from laconic.models.sample_signature import infer_inputs
-from laconic.models.signature import order_inputs, probe_module
-from laconic.models.special_tokens import read_chat_template
-from laconic.models.weight_files import scan_weights
-from laconic.models.weights import check_finite, fill, fingerprint, is_program, read_safetensors, tie, write_weights
+from laconic.models import timm_folder, wrappers
+from laconic.models.adapter import is_adapter
+from laconic.models.signature import probe_module
+from laconic.models.weights import (
+    fill,
+    fingerprint,
+    read_safetensors,
+    scan_weights,
+    tie,
+    write_weights,
+)
 from laconic.tasks.task import Task, open_task
 from laconic.tensor import TensorSpec
 
+CARD = "model.json"
+FORMAT: Literal[1] = 1
+BUILDABLE = ("builder", "huggingface", "timm")
+"""The kinds of sources that say how their module is built again."""
+
+
+class Card(BaseModel):
+    """The content of model.json. tied: names of weights that are stored under another name. weights: the digest that
+    the key was computed from, and stored: that of the tensors in the file; None in a card of an earlier version, whose
+    key has the digest of the module's values."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal[1] = FORMAT
+    task: str
+    inputs: tuple[TensorSpec, ...] = Field(min_length=1)
+    outputs: tuple[TensorSpec, ...] = Field(min_length=1)
+    source: dict[str, Any]
+    history: tuple[Record, ...]
+    licence: str | None
+    key: str
+    size: int
+    tied: dict[str, str]
+    weights: str | None = None
+    stored: str | None = None
+
+
+def read_card(folder: Path, *, trust: bool) -> Card:
+    """Read the card of a saved checkpoint.
+
+    Raises SourceError for one that is damaged or of another format, UntrustedSource where it names code that did not
+    come with Laconic, unless it is trusted.
+    """
+    try:
+        content = unseal(folder / CARD)
+    except CorruptArtifact as error:
+        raise SourceError(str(error)) from error
+    if content.get("format") != FORMAT:
+        raise SourceError(f"{folder} is a checkpoint of format {content.get('format')!r}; expected {FORMAT}")
+    try:
+        card = Card.model_validate(content)
+    except ValidationError as error:
+        raise SourceError(explain(error, f"{folder / CARD} does not fit its format")) from None
+    kind, code = card.source.get("kind"), card.source.get("code")
+    if not isinstance(kind, str) or kind not in BUILDABLE:
+        raise SourceError(
+            f"{folder} comes from a source of kind {kind!r}. {registry.did_you_mean(str(kind), BUILDABLE)}"
+        )
+    if card.task not in registry.TASKS:
+        raise SourceError(f"{folder} is for task {card.task!r}. {registry.did_you_mean(card.task, registry.TASKS)}")
+    named = [str(card.source.get("builder"))] if kind == "builder" else []
+    named += [str(code)] if code and not isinstance(code, dict) else sorted(code or ())
+    named += [record.stage for record in card.history if record.stage not in registry.STAGES]
+    if named and not trust:
+        raise UntrustedSource(
+            f"opening {folder} would execute code that it names ({', '.join(named)}). Say --trust if it is yours"
+        )
+    return card
+
+
+def prepare(module: nn.Module) -> nn.Module:
+    """Return the same module in evaluation mode, float32, without gradients."""
+    return module.eval().float().requires_grad_(False)
+
+
 WEIGHTS = "model.safetensors"
-ONE_LENGTH = (
-    "A model that takes inputs of one length alone, as Nystromformer, can be given with a --builder, and samples of "
-    "that length in an .npz file"
-)
-BUILD = {"huggingface": huggingface.build, "timm": timm_folder.build, "builder": builders.build}
+BUILD = {"huggingface": wrappers.build, "timm": timm_folder.build, "builder": builders.build}
 """Functions that build a module without its weights, by the kind of its source: BUILDABLE."""
 
 
@@ -89,7 +149,7 @@ class Checkpoint:
         return cls(module, task, task.inputs, outputs, source, history, licence, weights, key, size)
 
     def after(self, record: Record, module: nn.Module) -> "Checkpoint":
-        """The checkpoint after a stage; outputs keep their names, and may have other shapes."""
+        """Return the checkpoint after a stage; outputs keep their names, and may have other shapes."""
         module = prepare(module)
         return Checkpoint.of(
             module,
@@ -109,11 +169,7 @@ class Checkpoint:
         Raises UsageError where something else is in the way, SourceError for a module that cannot be built again.
         """
         self.check_buildable()
-        known = (folder / CARD).is_file() or is_adapter(folder)
-        if folder.is_file() or (folder.is_dir() and any(folder.iterdir()) and not known):
-            raise UsageError(
-                f"{folder} exists and is not a checkpoint: it will not be overwritten. Choose another folder"
-            )
+        check_free(folder)
         with open_scratch_folder(folder) as scratch:
             made = scratch / folder.name
             made.mkdir()
@@ -169,7 +225,7 @@ class Checkpoint:
 
 
 def rebuild(source: Mapping[str, Any], history: tuple[Record, ...]) -> nn.Module:
-    """The module without its weights: built from the source, then each structural change replayed."""
+    """Return the module without its weights: built from the source, then each structural change replayed."""
     module = prepare(BUILD[source["kind"]](source))
     for record in history:
         stage = registry.resolve("stage", record.stage)
@@ -179,7 +235,7 @@ def rebuild(source: Mapping[str, Any], history: tuple[Record, ...]) -> nn.Module
 
 
 def rebuild_from_card(card: Card, folder: Path, *, trust: bool) -> nn.Module:
-    """The module of a saved checkpoint without its weights.
+    """Return the module of a saved checkpoint without its weights.
 
     trust: whether stages may be given by their address. Raises SourceError for a source or a change that does not fit.
     """
@@ -195,148 +251,8 @@ def rebuild_from_card(card: Card, folder: Path, *, trust: bool) -> nn.Module:
         ) from error
 
 
-def is_onnx(source: Path) -> bool:
-    """Whether a source is an ONNX file: a graph already, and no checkpoint."""
-    return source.suffix == ".onnx"
-
-
-def load_source(
-    source: Path,
-    *,
-    task: str | None = None,
-    builder: str | None = None,
-    arguments: dict[str, Any] | None = None,
-    inputs: tuple[TensorSpec, ...] | None = None,
-    samples: Arrays | None = None,
-    trust: bool = False,
-) -> Checkpoint:
-    """Open a trained model in any supported format.
-
-    source: a folder of transformers or sentence-transformers; a file of weights, with the `builder`
-    ("package.module:factory") and the `arguments` that make the module, and the `inputs` that it takes; or a
-    checkpoint saved before. samples: arrays by input, from which the inputs are found where nothing states them.
-    trust: lets a source execute code that it carries.
-    Raises SourceError, UntrustedSource.
-    """
-    if not source.exists():
-        raise SourceError(f"{source} does not exist; expected a model's folder, or a file of weights")
-    if is_onnx(source):
-        raise SourceError(f"{source} is an ONNX file: a graph, not a checkpoint. Stages that train need the checkpoint")
-    if source.is_dir():
-        return _load_folder(source, task, builder, trust)
-    if source.suffix.lower() == ".gguf":
-        raise SourceError(f"{source} holds weights in GGUF, {GGUF}")
-    if is_program(source):
-        module, origin, own = builders.load_program(source, trust=trust)
-    else:
-        module, origin = builders.load(source, builder, arguments or {}, trust=trust)
-        own = tuple(getattr(module, "inputs", ()))
-    stated = inputs or own
-    if not stated and samples is not None:
-        stated = infer_inputs(prepare(module), samples)
-    return _with_signature(module, origin, stated, task, source)
-
-
-def _load_folder(folder: Path, task: str | None, builder: str | None, trust: bool) -> Checkpoint:
-    if (folder / CARD).is_file():
-        return Checkpoint.load(folder, trust=trust)
-    if is_adapter(folder):
-        return _load_adapter(folder, task, trust)
-    if builder:
-        raise SourceError(f"{folder} is a folder; with a --builder, expected the file of weights (.safetensors, .pt)")
-    if not (folder / "config.json").is_file() and not (folder / "modules.json").is_file():
-        refuse_foreign(folder)
-        if (folder / MANIFEST).is_file():
-            raise SourceError(f"{folder} is an artifact, for engines alone. Give the checkpoint that it was made from")
-        raise SourceError(
-            f"{folder} has neither {CARD} nor config.json; expected a saved checkpoint or a folder of transformers "
-            f"or timm. For a model of your own, give the file of weights and a --builder"
-        )
-    return make_checkpoint(load_model(folder, task=task, trust=trust), folder)
-
-
-def make_checkpoint(found: Loaded, folder: Path, *, head: tuple[Any, ...] = ()) -> Checkpoint:
-    """Make the checkpoint of a loaded folder. head: what a new head was made from beside the folder, JSON-ready.
-
-    Raises SourceError for weights that are NaN or infinite, and for a model that does not run.
-    """
-    scan = scan_weights(found.files) if all(path.suffix == ".safetensors" for path in found.files) else None
-    if scan is None or not scan.finite:
-        check_finite(found.module, folder)
-    made = found.task
-    outputs = probe_module(prepare(found.module), made.inputs, (found.output,), made.sample_inputs, advice=ONE_LENGTH)
-    return Checkpoint.of(
-        found.module,
-        made,
-        outputs=outputs,
-        source=found.source,
-        size=found.size,
-        licence=read_licence(folder),
-        weights=scan and hash_of(scan.digest, *head),
-    )
-
-
-def load_model(folder: Path, *, task: str | None, trust: bool, labels: Sequence[str] = (), seed: int = 0) -> Loaded:
-    """Load a folder of transformers, sentence-transformers or timm.
-
-    labels: the classes of a new head, drawn from the seed, in the place of the folder's own if it has one.
-    Raises SourceError for a model of another kind or a damaged one, UntrustedSource for one that brings its own code,
-    MissingPackage where the library is not installed.
-    """
-    if timm_folder.is_timm(folder):
-        return timm_folder.load(folder, task=task, labels=labels, seed=seed)
-    return huggingface.load(folder, task=task, trust=trust, labels=labels, seed=seed)
-
-
-def _load_adapter(folder: Path, task: str | None, trust: bool) -> Checkpoint:
-    """The model that an adapter belongs to, with the adapter merged into its weights."""
-    adapter = read_adapter(folder)
-    if not adapter.base.is_dir() or adapter.base.resolve() == folder.resolve():
-        raise SourceError(
-            f"{folder} is an adapter of {str(adapter.base)!r}, and there is no such folder. Name the folder of its "
-            f"model as base_model_name_or_path in adapter_config.json"
-        )
-    base = _load_folder(adapter.base, task, None, trust)
-    adapter.merge_into(base.module)
-    template = read_chat_template(folder)
-    given = base if template is None else replace(base, task=base.task.with_chat_template(template.text))
-    config = {"adapter": folder.name}
-    key = hash_of(base.key, "adapter", fingerprint(base.module))
-    return given.after(Record(stage="finetune", config=config, key=key, figures={}), base.module)
-
-
-def _with_signature(
-    module: nn.Module, origin: dict[str, Any], inputs: tuple[TensorSpec, ...], task: str | None, path: Path
-) -> Checkpoint:
-    """A checkpoint of a plain module. task: by default the one for plain arrays."""
-    if not inputs:
-        raise SourceError(
-            f"nothing says which tensors the module in {path} takes. Give samples in an .npz file (--data), whose "
-            f"arrays are named as the parameters of forward; or `inputs` in the recipe"
-        )
-    module = prepare(module)
-    check_finite(module, path)
-    inputs = order_inputs(module, inputs)
-    purpose = plain_task(task, inputs, path)
-    return Checkpoint.of(module, purpose, outputs=probe_module(module, inputs), source=origin, size=path.stat().st_size)
-
-
-def read_licence(folder: Path) -> str | None:
-    """The licence that the model's README.md states in its front matter."""
-    readme = folder / "README.md"
-    parts = readme.read_text(encoding="utf-8", errors="replace").split("---\n", 2) if readme.is_file() else []
-    if len(parts) < 3 or parts[0].strip():
-        return None
-    try:
-        front = yaml.safe_load(parts[1])
-    except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: a date or a number that there is not
-        return None
-    licence = front.get("license") if isinstance(front, dict) else None
-    return str(licence) if licence else None
-
-
 def check_free(destination: Path) -> None:
-    """Raise UsageError where the checkpoint could not be written in the end."""
+    """Raise UsageError where a checkpoint could not be written."""
     taken = destination.exists() and not destination.is_dir()
     known = (destination / CARD).is_file() or is_adapter(destination)
     if taken or (destination.is_dir() and any(destination.iterdir()) and not known):

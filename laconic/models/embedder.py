@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor, nn
 
 from laconic.errors import SourceError
-from laconic.models.source_json import read_source_json
+from laconic.models.model_folder import read_source_json
 from laconic.models.weights import read_weights
 
 Pooling = Literal["mean", "cls", "max"]
@@ -129,8 +129,8 @@ def read_modules(folder: Path) -> SentenceTransformer:
         raise SourceError(f"{folder / MODULES} has no Pooling; expected Transformer and Pooling")
     check_prompt(folder)
     # The name depends on the encoder, and only one is there: sentence_bert_config.json, sentence_roberta_config.json.
-    found = sorted(encoder.glob("sentence_*_config.json"))
-    settings: dict[str, Any] = read_source_json(found[0]) if found else {}
+    configs = sorted(encoder.glob("sentence_*_config.json"))
+    settings: dict[str, Any] = read_source_json(configs[0]) if configs else {}
     return SentenceTransformer(
         encoder=encoder,
         config=EmbedderConfig(pooling=pooling, normalize=normalize, projections=tuple(projections)),
@@ -152,7 +152,7 @@ def check_prompt(folder: Path) -> None:
 
 
 def read_pooling(path: Path) -> Pooling:
-    """The one pooling mode that a pooling config names. Raises SourceError for one that is not known here."""
+    """Read the one pooling mode that a pooling config names. Raises SourceError for one that is not known here."""
     content = read_source_json(path)
     modes = content.get("pooling_mode") or [
         key for key, on in content.items() if key.startswith("pooling_mode_") and on
@@ -164,7 +164,7 @@ def read_pooling(path: Path) -> Pooling:
 
 
 def read_projection(path: Path) -> Projection:
-    """A Dense module's config. Raises SourceError for an activation that is not known here."""
+    """Read a Dense module's config. Raises SourceError for an activation that is not known here."""
     content = read_source_json(path)
     activation = str(content.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
     if activation not in ACTIVATIONS:

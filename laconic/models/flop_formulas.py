@@ -7,7 +7,7 @@ import torch
 
 
 def uncounted_kernels() -> dict[Any, Any]:
-    """Formulas by operator, for FlopCounterMode, of kernels that torch 2.13 counts as 0: attention on a CPU, and
+    """Return formulas by operator, for FlopCounterMode, of kernels that torch 2.13 counts as 0: attention on a CPU, and
     products with 4-bit weights by bitsandbytes where it is loaded."""
     formulas: dict[Any, Any] = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention_flops}
     if hasattr(torch.ops.bitsandbytes, "gemm_4bit"):
@@ -16,12 +16,12 @@ def uncounted_kernels() -> dict[Any, Any]:
 
 
 def attention_flops(query: Any, key: Any, value: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
-    """FLOPs of attention from the shapes [batch, heads, length, width] of its inputs. A causal mask saves none, as in
-    torch's formulas of other kernels."""
+    """Count the FLOPs of attention from the shapes [batch, heads, length, width] of its inputs. A causal mask saves
+    none, as in torch's formulas of other kernels."""
     batch, heads, length, width = query
     return int(2 * batch * heads * length * key[-2] * (width + value[-1]))
 
 
 def product_flops(rows: Any, packed: Any, shape: Any, *args: Any, **kwargs: Any) -> int:
-    """FLOPs of a product with 4-bit weights of a shape, [out, in], from the shape of its input, [..., in]."""
+    """Count the FLOPs of a product with 4-bit weights of a shape, [out, in], from the shape of its input, [..., in]."""
     return int(2 * math.prod(rows) * shape[0])

@@ -32,13 +32,13 @@ class Footprint:
     zeros: float
 
     def figures(self) -> dict[str, float]:
-        """The figures of a history record."""
-        found: dict[str, float] = {
+        """Return the figures of a history record."""
+        figures: dict[str, float] = {
             "parameters": self.parameters,
             "bytes": self.bytes,
             "multiply-adds": self.multiply_adds,
         }
-        return found | ({"zeros": round(self.zeros, 4)} if self.zeros >= SHOWN_ZEROS else {})
+        return figures | ({"zeros": round(self.zeros, 4)} if self.zeros >= SHOWN_ZEROS else {})
 
 
 def measure_footprint(checkpoint: Checkpoint) -> Footprint:
@@ -55,7 +55,7 @@ def measure_footprint(checkpoint: Checkpoint) -> Footprint:
 
 
 def count_multiply_adds(checkpoint: Checkpoint) -> int:
-    """The multiply-adds of one sample, LENGTH long where its length is free."""
+    """Count the multiply-adds of one sample, LENGTH long where its length is free."""
     module: nn.Module = checkpoint.module
     tensors = {name: torch.tensor(array) for name, array in checkpoint.task.typical(1, LENGTH).items()}
     with torch.inference_mode(), warnings.catch_warnings():

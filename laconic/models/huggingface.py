@@ -1,21 +1,14 @@
-"""Models saved by transformers: config.json, weights, and a tokenizer or an image processor.
-
-A task names the Auto class that builds its model; the modules here wrap what it builds, with plain tensors in and out.
-"""
+"""Models saved by transformers: config.json, weights, and a tokenizer or an image processor."""
 
 import inspect
-import json
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor, nn
 
-from laconic import registry
 from laconic.errors import SourceError, UntrustedSource
 from laconic.models.audio_processor import read_log_mel, read_speech
 from laconic.models.embedder import (
@@ -26,23 +19,23 @@ from laconic.models.embedder import (
     fill_projections,
     read_modules,
 )
-from laconic.models.encoder_decoder import EncoderDecoder, SpeechWriter, find_cache_shape, read_generation
-from laconic.models.foreign_folder import refuse_foreign
+from laconic.models.encoder_decoder import EncoderDecoder, SpeechWriter, find_cache_shape, read_generation, read_prompt
 from laconic.models.image_processor import open_processor, read_preprocess
-from laconic.models.language_model import LanguageModel, check_causal
-from laconic.models.loaded_model import Loaded
-from laconic.models.masked_language_model import MaskedLanguageModel, check_masked
+from laconic.models.language_model import LanguageModel, MaskedLanguageModel, check_causal, check_masked
+from laconic.models.model_folder import read_source_json, refuse_foreign
 from laconic.models.object_detector import ObjectDetector, check_sides, read_scoring
-from laconic.models.pretrained import ENCODER, class_config, from_pretrained, has_pooler, model_class, model_options
-from laconic.models.processors import find_mask_id, read_tokenizer, resolve_task
-from laconic.models.source_json import read_source_json
-from laconic.models.special_tokens import read_chat_template, read_end_token
+from laconic.models.pretrained import (
+    ENCODER,
+    Loaded,
+    class_config,
+    from_pretrained,
+    has_pooler,
+)
+from laconic.models.processors import find_mask_id, read_chat_template, read_end_token, read_tokenizer, resolve_task
 from laconic.models.speech import SpeechModel
 from laconic.models.task_inference import check_head, infer_task, match_architecture, pretrained_tasks
-from laconic.models.token_heads import QuestionAnswerer, TokenClassifier
-from laconic.models.towers import ImageEmbedder, ImageTower, TextTower, has_towers, ignores_padding
-from laconic.models.transformers_logging import quiet
-from laconic.models.whisper_prompt import read_prompt
+from laconic.models.towers import ImageEmbedder, ImageTower, TextTower, ignores_padding
+from laconic.models.wrappers import MASKED, SPEECH, WRAPPERS, wrap
 from laconic.tasks.decoder_tensors import PROBABILITIES
 from laconic.tasks.generation_settings import Prompt
 from laconic.tasks.preprocessing import Activation, Preprocessing
@@ -158,7 +151,8 @@ def load(folder: Path, *, task: str | None, trust: bool, labels: Sequence[str] =
 
 
 def read_preprocessing(opened: ModelFolder, model: Any, module: nn.Module) -> Preprocessing:
-    """The image settings or the tokenizer of a folder, and its classes. Raises SourceError where they are missing."""
+    """Read the image settings or the tokenizer of a folder, and its classes. Raises SourceError where they are
+    missing."""
     labels = read_labels(opened.config)
     if "images" in opened.task.accepts:
         image = read_preprocess(opened.path, channels=int(getattr(model.config, "num_channels", 3)))
@@ -192,7 +186,7 @@ def read_preprocessing(opened: ModelFolder, model: Any, module: nn.Module) -> Pr
 
 
 def read_speech_writer(folder: Path, model: Any) -> Preprocessing:
-    """The spectrograms, the tokenizer and the settings of generation of a model that writes what is said. Raises
+    """Read the spectrograms, the tokenizer and the settings of generation of a model that writes what is said. Raises
     SourceError where a part is missing, or transformers reads it in another way."""
     log_mel = read_log_mel(folder, model.config)
     if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json")):
@@ -210,16 +204,16 @@ def read_speech_writer(folder: Path, model: Any) -> Preprocessing:
 def add_generation(
     made: Preprocessing, model: Any, source: Mapping[str, Tensor], folder: Path, prompt: Prompt | None = None
 ) -> Preprocessing:
-    """The same with the settings of generation. source: what the encoder reads, of one sample."""
+    """Return the same preprocessing with the settings of generation. source: what the encoder reads, of one sample."""
     generation = read_generation(model, made.pad_id, folder, prompt)
     shape = find_cache_shape(model, source, generation.decoder_start_token_id, folder)
     return replace(made, generation=generation, cache_shape=shape)
 
 
 def read_activation(config: Mapping[str, Any]) -> Activation:
-    """What turns a single output into a score, as in transformers' pipeline and in sentence-transformers."""
-    own = config.get("sentence_transformers") or {}
-    named = own.get("activation_fn") or config.get("sbert_ce_default_activation_function")
+    """Return what turns a single output into a score, as in transformers' pipeline and in sentence-transformers."""
+    settings = config.get("sentence_transformers") or {}
+    named = settings.get("activation_fn") or config.get("sbert_ce_default_activation_function")
     if named:
         kind = str(named).rpartition(".")[2]
         if kind not in ACTIVATIONS:
@@ -229,13 +223,13 @@ def read_activation(config: Mapping[str, Any]) -> Activation:
 
 
 def with_classes(config: Mapping[str, Any], labels: Sequence[str], problem_type: str | None) -> dict[str, Any]:
-    """The config of the same model with a head for these classes."""
+    """Return the config of the same model with a head for these classes."""
     kept = {key: value for key, value in config.items() if key not in ("num_labels", "problem_type")}
     return kept | class_config(labels, problem_type)
 
 
 def describe_source(folder: Path, config: Mapping[str, Any], task: str) -> dict[str, Any]:
-    """How to build the module again; with the code that the model brings, where it brings any."""
+    """Return how to build the module again; with the code that the model brings, where it brings any."""
     kept = {key: value for key, value in config.items() if key not in OMITTED}
     source = {"kind": "huggingface", "task": task, "config": kept}
     if not config.get("auto_map"):
@@ -244,32 +238,8 @@ def describe_source(folder: Path, config: Mapping[str, Any], task: str) -> dict[
     return source | {"code": {path.name: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))}}
 
 
-def build(source: Mapping[str, Any]) -> nn.Module:
-    """The module, with random weights.
-
-    It is built in full, not on the meta device, so that buffers which are not saved hold what they should.
-    """
-    auto_class = read_auto_class(source)
-    try:
-        pooler = bool(source.get("pooler"))
-        with quiet(), torch.random.fork_rng(devices=[]), tempfile.TemporaryDirectory() as folder:
-            for name, content in {**source.get("code", {}), "config.json": json.dumps(source["config"])}.items():
-                (Path(folder) / Path(name).name).write_text(content, encoding="utf-8")
-            trust = "code" in source  # whoever opens a checkpoint with code has been asked
-            config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust)
-            model = model_class(config, auto_class).from_config(
-                config,
-                dtype=torch.float32,
-                trust_remote_code=trust,
-                **model_options(config, auto_class, pooler=pooler),
-            )
-    except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
-        raise SourceError(f"transformers {transformers.__version__} cannot build this model: {error}") from error
-    return wrap(model, source)
-
-
 def max_positions(model: Any) -> int | None:
-    """How many tokens the model has position embeddings for; None where it says nothing.
+    """Return how many tokens the model has position embeddings for; None where it says nothing.
 
     RoBERTa and its relatives count positions from the padding token's id + 1, and their config counts those below too.
     """
@@ -281,7 +251,7 @@ def max_positions(model: Any) -> int | None:
 
 
 def count_embeddings(model: Any) -> int | None:
-    """How many ids a model has embeddings for; None where it does not say."""
+    """Count the ids that a model has embeddings for; None where it does not say."""
     try:
         table = model.get_input_embeddings()
     except (AttributeError, NotImplementedError):
@@ -290,101 +260,24 @@ def count_embeddings(model: Any) -> int | None:
 
 
 def start_token(config: Any, pad_id: int) -> int:
-    """The token that stands for an empty text: the one that begins a text, else the one that ends it, else padding."""
+    """Return the token that stands for an empty text: the one that begins a text, else the one that ends it, else
+    padding."""
     ids = (getattr(config, name, None) for name in ("bos_token_id", "eos_token_id"))
     return next((index for index in ids if isinstance(index, int)), pad_id)
 
 
 def count_parameters(module: nn.Module) -> int:
-    """The numbers in a module's parameters."""
+    """Count the numbers in a module's parameters."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 
 def takes_token_types(model: Any, module: nn.Module) -> bool:
-    """Whether a model, and the module around it, distinguish the two texts of a pair."""
+    """Return whether a model, and the module around it, distinguish the two texts of a pair."""
     known = all("token_type_ids" in inspect.signature(part.forward).parameters for part in (model, module))
     return known and getattr(model.config, "type_vocab_size", 0) > 1
 
 
 def read_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the classes in a config, by number."""
+    """Read the names of the classes in a config, by number."""
     labels = config.get("id2label") or {}
     return tuple(str(labels[key]) for key in sorted(labels, key=int))
-
-
-MASKED = "AutoModelForMaskedLM"
-"""The Auto class of masked language models."""
-SPEECH = "AutoModelForCTC"
-"""The Auto class of models that write what is said."""
-
-
-class TextClassifier(nn.Module):
-    """input_ids, attention_mask and, for models of pairs, token_type_ids, [batch, seq] int64, to [batch, classes]."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
-        types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
-        logits: Tensor = self.model(input_ids=input_ids, attention_mask=attention_mask, **types).logits
-        return logits
-
-
-class ImageClassifier(nn.Module):
-    """pixel_values, [batch, channels, height, width] float32, to [batch, classes]."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, pixel_values: Tensor) -> Tensor:
-        logits: Tensor = self.model(pixel_values=pixel_values).logits
-        return logits
-
-
-def wrap_encoder(model: Any, source: Mapping[str, Any]) -> nn.Module:
-    """The module around a bare encoder, or around one tower of two, by what it reads."""
-    if has_towers(model):
-        return TextTower(model) if "embedder" in source else ImageTower(model)
-    if "embedder" in source:
-        return TextEmbedder(model, EmbedderConfig.model_validate(source["embedder"]))
-    return ImageEmbedder(model)
-
-
-WRAPPERS: dict[str, Callable[[Any, Mapping[str, Any]], nn.Module]] = {
-    ENCODER: lambda model, source: wrap_encoder(model, source),
-    "AutoModelForSequenceClassification": lambda model, source: TextClassifier(model),
-    "AutoModelForImageClassification": lambda model, source: ImageClassifier(model),
-    "AutoModelForSemanticSegmentation": lambda model, source: ImageClassifier(model),
-    "AutoModelForAudioClassification": lambda model, source: SpeechModel(model),
-    SPEECH: lambda model, source: SpeechModel(model),
-    "AutoModelForObjectDetection": lambda model, source: ObjectDetector(model),
-    "AutoModelForTokenClassification": lambda model, source: TokenClassifier(model),
-    "AutoModelForQuestionAnswering": lambda model, source: QuestionAnswerer(model),
-    MASKED: lambda model, source: MaskedLanguageModel(model, int(source["mask_id"])),
-    "AutoModelForCausalLM": lambda model, source: LanguageModel(model),
-    "AutoModelForSeq2SeqLM": lambda model, source: EncoderDecoder(model),
-    "AutoModelForSpeechSeq2Seq": lambda model, source: SpeechWriter(model),
-}
-"""By Auto class, the module around its model. source: how to build the module, as `describe_source` gives it."""
-
-
-def read_auto_class(source: Mapping[str, Any]) -> str:
-    """The Auto class of a source, which may come from a file. Raises SourceError unless its task is registered: the
-    address of a class would import whatever the file names."""
-    if source["task"] not in registry.TASKS:
-        raise SourceError(
-            f"the model is for task {source['task']!r}, which is not registered. "
-            f"{registry.did_you_mean(str(source['task']), registry.TASKS)}"
-        )
-    return str(resolve_task(source["task"]).auto_class)
-
-
-def wrap(model: Any, source: Mapping[str, Any]) -> nn.Module:
-    """The module around a model of transformers, which keeps no keys and values for a next call: there is none, and a
-    block that is called again would find its own."""
-    for config in (model.config, model.config.get_text_config()):
-        if getattr(config, "use_cache", False):
-            config.use_cache = False
-    return WRAPPERS[read_auto_class(source)](model, source)

@@ -12,29 +12,29 @@ from PIL import Image
 from laconic import registry
 from laconic.arrays import Array
 from laconic.errors import SourceError
-from laconic.models.image_processors.standard_processor import read_standard
-from laconic.models.source_json import read_source_json
+from laconic.models.image_rules import read_standard
+from laconic.models.model_folder import read_source_json
 from laconic.tasks.image_preprocess import ImagePreprocess
 
 SETTINGS = "preprocessor_config.json"
 
 
 def read_preprocess(folder: Path, *, channels: int) -> ImagePreprocess:
-    """The preprocessing of a checkpoint, checked against transformers'.
+    """Read the preprocessing of a checkpoint, checked against transformers'.
 
     Raises SourceError for a folder without it, since with a guessed mean and deviation the predictions are wrong; and
     for one that transformers reads in another way.
     """
-    own = open_processor(folder)
-    name = type(own).__name__.removesuffix("Pil")
+    processor = open_processor(folder)
+    name = type(processor).__name__.removesuffix("Pil")
     read = registry.resolve("image processor", name) if name in registry.IMAGE_PROCESSORS else read_standard
-    made: ImagePreprocess = read(own.to_dict(), channels=channels)
-    check_preprocess(folder, own, made)
+    made: ImagePreprocess = read(processor.to_dict(), channels=channels)
+    check_preprocess(folder, processor, made)
     return made
 
 
 def open_processor(folder: Path) -> Any:
-    """The image processor that transformers reads from a folder, on pillow. Raises SourceError."""
+    """Open the image processor that transformers reads from a folder, on pillow. Raises SourceError."""
     read_source_json(folder / SETTINGS)
     try:
         return transformers.AutoImageProcessor.from_pretrained(
@@ -54,43 +54,43 @@ PIXEL_ERROR = 1e-5
 """The largest difference of a normalized pixel. Rounding alone differs by 1e-6."""
 
 
-def check_preprocess(folder: Path, own: Any, made: ImagePreprocess) -> None:
+def check_preprocess(folder: Path, processor: Any, made: ImagePreprocess) -> None:
     """Raise SourceError unless images are prepared as by an image processor of transformers.
 
     Compared on probe images of several sizes; and of several modes, where the processor converts them itself.
     """
-    found = find_difference(
-        lambda image: np.asarray(own(images=image, return_tensors="np")["pixel_values"][0]),
+    difference = find_difference(
+        lambda image: np.asarray(processor(images=image, return_tensors="np")["pixel_values"][0]),
         made,
-        converts=bool(getattr(own, "do_convert_rgb", False)),
+        converts=bool(getattr(processor, "do_convert_rgb", False)),
     )
-    if found:
+    if difference:
         raise SourceError(
-            f"{folder / SETTINGS} is for {type(own).__name__.removesuffix('Pil')}, whose rules Laconic does not "
-            f"know: {found}. Give the model with --builder, and arrays in .npz, prepared by your own code"
+            f"{folder / SETTINGS} is for {type(processor).__name__.removesuffix('Pil')}, whose rules Laconic does not "
+            f"know: {difference}. Give the model with --builder, and arrays in .npz, prepared by your own code"
         )
 
 
-def find_difference(own: Callable[[Image.Image], Array], made: ImagePreprocess, *, converts: bool) -> str:
-    """Where another preprocessing gives other pixels than ours, in words; empty where it gives the same.
+def find_difference(prepare: Callable[[Image.Image], Array], made: ImagePreprocess, *, converts: bool) -> str:
+    """Say where another preprocessing gives other pixels than ours; empty where it gives the same.
 
-    own: from an image to [channels, height, width]. converts: whether it takes images of all modes.
+    prepare: from an image to [channels, height, width]. converts: whether it takes images of all modes.
     """
     for image in make_probe_images(made.channels, converts=converts):
-        difference = measure_pixel_error(own, made, image)
+        difference = measure_pixel_error(prepare, made, image)
         if difference > PIXEL_ERROR:
             return f"for an image of {image.width} x {image.height} pixels, {describe_difference(difference)}"
     return ""
 
 
 def describe_difference(difference: float) -> str:
-    """A difference of pixels, in words."""
+    """Describe a difference of pixels in words."""
     finite = math.isfinite(difference)
     return f"normalized values differ by up to {difference:.3g}" if finite else "the input has another shape"
 
 
 def make_probe_images(channels: int, *, converts: bool) -> Iterator[Image.Image]:
-    """Images with edges and with noise, for a model of so many channels. converts: also of other modes."""
+    """Make images with edges and with noise, for a model of so many channels. converts: also of other modes."""
     rng = np.random.default_rng(0)
     for height, width in PROBES:
         tiles = Image.fromarray(rng.integers(0, 256, (height // 8 + 1, width // 8 + 1, 3), np.uint8))
@@ -99,12 +99,12 @@ def make_probe_images(channels: int, *, converts: bool) -> Iterator[Image.Image]
         yield Image.fromarray(rng.integers(0, 256, (40, 60, 4), np.uint8)).convert(mode)
 
 
-def measure_pixel_error(own: Callable[[Image.Image], Array], made: ImagePreprocess, image: Image.Image) -> float:
-    """The largest difference of a pixel between another preprocessing and ours; infinite for inputs of different
-    shapes, and for an image that the other one refuses."""
+def measure_pixel_error(prepare: Callable[[Image.Image], Array], made: ImagePreprocess, image: Image.Image) -> float:
+    """Measure the largest difference of a pixel between another preprocessing and ours; infinite for inputs of
+    different shapes, and for an image that the other one refuses."""
     try:
-        found = own(image)
+        expected = prepare(image)
     except (ValueError, TypeError, IndexError, KeyError, AttributeError, RuntimeError):  # not the channels it expects
         return float("inf")
     pixels = made.apply(image)
-    return float(np.abs(found - pixels).max()) if found.shape == pixels.shape else float("inf")
+    return float(np.abs(expected - pixels).max()) if expected.shape == pixels.shape else float("inf")

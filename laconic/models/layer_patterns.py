@@ -9,22 +9,22 @@ from laconic.registry import did_you_mean
 
 
 def match_patterns(names: Collection[str], patterns: Sequence[str], key: str, what: str = "layer") -> set[str]:
-    """The names that at least one of the patterns matches.
+    """Return the names that at least one of the patterns matches.
 
     key: the setting that the patterns were given in, for the message. what: what the names stand for. Raises
     RecipeError for a pattern that matches nothing.
     """
     matches: set[str] = set()
     for pattern in patterns:
-        own = {name for name in names if fnmatch(name, pattern)}
-        if not own:
+        matching = {name for name in names if fnmatch(name, pattern)}
+        if not matching:
             raise RecipeError(f"{key}: no {what} is named {pattern!r}. {did_you_mean(pattern, names)}")
-        matches |= own
+        matches |= matching
     return matches
 
 
 def match_layers(layers: tuple[Layer, ...], patterns: tuple[str, ...]) -> set[str]:
-    """The nodes of the graph's layers that a pattern matches, by the name of the node or of its module.
+    """Return the nodes of the graph's layers that a pattern matches, by the name of the node or of its module.
 
     Raises RecipeError for a pattern that matches none.
     """

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers.utils import ModelOutput
 
 from laconic.errors import SourceError
+from laconic.models.pretrained import WrappedModel
 from laconic.tasks.detections import Detections, Scoring, find_detections
 from laconic.tasks.image_preprocess import ImagePreprocess
 
@@ -27,17 +28,13 @@ DEFORMABLE = "MultiScaleDeformableAttention"
 """The name that transformers gives the class of attention at learned places of several maps."""
 
 
-class ObjectDetector(nn.Module):
+class ObjectDetector(WrappedModel):
     """pixel_values, [batch, channels, height, width] float32, to logits [batch, queries, classes] and boxes by centre,
     width and height, [batch, queries, 4].
 
     For training also a pixel_mask, which not all models take, and targets, [batch, objects, 5], a class and a box each,
     with a negative class where there is none: then the mean loss of the batch, [], is the last output.
     """
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
 
     def forward(
         self, pixel_values: Tensor, pixel_mask: Tensor | None = None, targets: Tensor | None = None
@@ -46,11 +43,11 @@ class ObjectDetector(nn.Module):
         if pixel_mask is not None and "pixel_mask" in inspect.signature(self.model.forward).parameters:
             inputs["pixel_mask"] = pixel_mask
         if targets is not None:
-            own = [each[each[:, 0] >= 0] for each in targets]
-            inputs["labels"] = [{"class_labels": each[:, 0].long(), "boxes": each[:, 1:]} for each in own]
-        found = self.model(**inputs)
-        outputs = {"logits": found.logits, "boxes": found.pred_boxes}
-        return outputs if targets is None else outputs | {"loss": found.loss}
+            objects = [each[each[:, 0] >= 0] for each in targets]
+            inputs["labels"] = [{"class_labels": each[:, 0].long(), "boxes": each[:, 1:]} for each in objects]
+        answer = self.model(**inputs)
+        outputs = {"logits": answer.logits, "boxes": answer.pred_boxes}
+        return outputs if targets is None else outputs | {"loss": answer.loss}
 
 
 def check_sides(model: nn.Module, folder: Path, preprocess: ImagePreprocess) -> None:
@@ -64,37 +61,38 @@ def check_sides(model: nn.Module, folder: Path, preprocess: ImagePreprocess) -> 
     )
 
 
-def read_scoring(own: Any) -> Scoring:
-    """How an image processor of transformers makes scores of logits, found by what it makes of random ones.
+def read_scoring(processor: Any) -> Scoring:
+    """Return how an image processor of transformers makes scores of logits, found by what it makes of random ones.
 
     Raises SourceError for one that does so in another way.
     """
     rng = np.random.default_rng(0)
     logits = rng.standard_normal((QUERIES, CLASSES)).astype(np.float32)
     boxes = rng.random((QUERIES, 4), np.float32)
-    expected = post_process(own, logits, boxes)
+    expected = post_process(processor, logits, boxes)
     for scoring in SCORINGS:
         if expected is not None and are_alike(expected, find_detections(logits, boxes, scoring)):
             return scoring
     raise SourceError(
-        f"preprocessor_config.json is for {type(own).__name__.removesuffix('Pil')}, and Laconic does not know how it "
-        f"makes objects of a model's outputs. Give the model with --builder, as one that answers with plain arrays"
+        f"preprocessor_config.json is for {type(processor).__name__.removesuffix('Pil')}, and Laconic does not know "
+        f"how it makes objects of a model's outputs. Give the model with --builder, as one that answers with plain "
+        f"arrays"
     )
 
 
-def post_process(own: Any, logits: np.ndarray[Any, Any], boxes: np.ndarray[Any, Any]) -> Detections | None:
-    """The objects that an image processor of transformers makes of outputs; None where it makes none."""
+def post_process(processor: Any, logits: np.ndarray[Any, Any], boxes: np.ndarray[Any, Any]) -> Detections | None:
+    """Return the objects that an image processor of transformers makes of outputs; None where it makes none."""
     outputs = ModelOutput(logits=torch.from_numpy(logits)[None], pred_boxes=torch.from_numpy(boxes)[None])
     try:
-        (found,) = own.post_process_object_detection(outputs, threshold=0.0, target_sizes=torch.ones(1, 2))
+        (objects,) = processor.post_process_object_detection(outputs, threshold=0.0, target_sizes=torch.ones(1, 2))
     except (AttributeError, TypeError, ValueError, KeyError, IndexError, RuntimeError):
         return None
-    return Detections(*(found[name].numpy() for name in ("scores", "labels", "boxes")))
+    return Detections(*(objects[name].numpy() for name in ("scores", "labels", "boxes")))
 
 
-def are_alike(expected: Detections, found: Detections) -> bool:
-    """Whether two sets hold the same objects in the same order."""
+def are_alike(expected: Detections, actual: Detections) -> bool:
+    """Return whether two sets hold the same objects in the same order."""
     return all(
         one.shape == other.shape and bool(np.abs(one.astype(np.float64) - other).max() <= SCORE_ERROR)
-        for one, other in zip(expected, found, strict=True)
+        for one, other in zip(expected, actual, strict=True)
     )

@@ -1,18 +1,38 @@
 """The weights of a folder of transformers, in the model that its config describes."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
 from safetensors import safe_open
 from torch import nn
+from transformers.utils import logging as transformers_logging
 
 from laconic.errors import SourceError
-from laconic.models.source_json import read_source_json
-from laconic.models.transformers_logging import quiet
+from laconic.models.model_folder import read_source_json
+
+if TYPE_CHECKING:
+    from laconic.tasks.task import Task
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence the progress bars and reports of transformers in the body: what matters in them is raised as an error."""
+    level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
+        if bars:
+            transformers_logging.enable_progress_bar()
+
 
 ENCODER = "AutoModel"
 """The Auto class of a bare encoder, without a head."""
@@ -28,7 +48,7 @@ def from_pretrained(
     pooler: bool = False,
     seed: int = 0,
 ) -> tuple[Any, list[Path]]:
-    """The model in float32, and its weight files.
+    """Load the model in float32, and return it with its weight files.
 
     auto_class: the class of transformers that builds it. labels, problem_type: of a new head, initialized from the
     seed; without labels the folder must hold all weights, including the head's. pooler: of a bare encoder, whether it
@@ -45,7 +65,7 @@ def from_pretrained(
                 trust_remote_code=trust,
                 **(class_config(labels, problem_type) if labels else {}),
             )
-            model, found = model_class(config, auto_class).from_pretrained(
+            model, report = model_class(config, auto_class).from_pretrained(
                 folder,
                 config=config,
                 local_files_only=True,
@@ -61,17 +81,17 @@ def from_pretrained(
                 reset_head(model, len(labels))
     except Exception as error:
         raise SourceError(describe_failure(folder, auto_class, error)) from error
-    check_weights(folder, model, found, has_new_head=bool(labels))
+    check_weights(folder, model, report, has_new_head=bool(labels))
     return model, files
 
 
-def check_weights(folder: Path, model: Any, found: Mapping[str, Any], *, has_new_head: bool) -> None:
+def check_weights(folder: Path, model: Any, report: Mapping[str, Any], *, has_new_head: bool) -> None:
     """Raise SourceError for weights that the folder lacks or that have another shape, save those of a new head.
 
-    found: what transformers says of loading, `missing_keys` and `mismatched_keys`.
+    report: what transformers says of loading, `missing_keys` and `mismatched_keys`.
     """
-    missing = sorted(found["missing_keys"])
-    mismatched = sorted(found["mismatched_keys"])
+    missing = sorted(report["missing_keys"])
+    mismatched = sorted(report["mismatched_keys"])
     if has_new_head:
         missing = [name for name in missing if not is_head_weight(model, name)]
         mismatched = [each for each in mismatched if not is_head_weight(model, each[0])]
@@ -85,7 +105,7 @@ def check_weights(folder: Path, model: Any, found: Mapping[str, Any], *, has_new
 
 
 def describe_failure(folder: Path, auto_class: str, error: Exception) -> str:
-    """Why transformers does not load a folder, and what to do: it may lack a package, the model may be for another
+    """Say why transformers does not load a folder, and what to do: it may lack a package, the model may be for another
     task, or the folder may be damaged."""
     reason = " ".join(str(error).split())
     if isinstance(error, ImportError):
@@ -106,19 +126,19 @@ def describe_failure(folder: Path, auto_class: str, error: Exception) -> str:
     )
 
 
-def describe_mismatch(folder: Path, model: Any, name: str, found: Sequence[int], expected: Sequence[int]) -> str:
-    """That a tensor has another shape in the weights than by config.json, and what to do."""
-    shapes = f"{name} is {list(found)} in the weights of {folder}, and {list(expected)} by its config.json"
+def describe_mismatch(folder: Path, model: Any, name: str, actual: Sequence[int], expected: Sequence[int]) -> str:
+    """Say that a tensor has another shape in the weights than by config.json, and what to do."""
+    shapes = f"{name} is {list(actual)} in the weights of {folder}, and {list(expected)} by its config.json"
     if is_head_weight(model, name):
         return (
-            f"{shapes}: the head has another number of labels. Give config.json an id2label with {found[0]} names, or "
+            f"{shapes}: the head has another number of labels. Give config.json an id2label with {actual[0]} names, or "
             f"train a new head with laconic finetune, on samples whose labels are not those of config.json"
         )
     return f"{shapes}. Expected the two files of one model, as save_pretrained writes them; copy the folder again"
 
 
 def class_config(labels: Sequence[str], problem_type: str | None) -> dict[str, Any]:
-    """The entries of a config.json about the classes."""
+    """Return the entries of a config.json about the classes."""
     return {
         "id2label": {str(index): label for index, label in enumerate(labels)},
         "label2id": {label: index for index, label in enumerate(labels)},
@@ -127,7 +147,7 @@ def class_config(labels: Sequence[str], problem_type: str | None) -> dict[str, A
 
 
 def is_head_weight(model: Any, name: str) -> bool:
-    """Whether a weight belongs to the head, or to the pooler before it, rather than to the encoder."""
+    """Return whether a weight belongs to the head, or to the pooler before it, rather than to the encoder."""
     inside = f"{model.base_model_prefix}."
     return not name.startswith(inside) or name.startswith(f"{inside}pooler.")
 
@@ -143,7 +163,8 @@ def reset_head(model: Any, count: int) -> None:
 
 
 def model_class(config: Any, auto_class: str) -> Any:
-    """The class of transformers that builds a model: the Auto class, but for the encoder of an encoder and decoder."""
+    """Return the class of transformers that builds a model: the Auto class, but for the encoder of an encoder and
+    decoder."""
     encoders = transformers.AutoModelForTextEncoding
     if auto_class == ENCODER and type(config) in encoders._model_mapping:
         return encoders
@@ -151,7 +172,7 @@ def model_class(config: Any, auto_class: str) -> Any:
 
 
 def has_pooler(folder: Path) -> bool:
-    """Whether the pooler of a bare encoder has no weights, or the folder has them."""
+    """Return whether the pooler of a bare encoder has no weights, or the folder has them."""
     with quiet(), torch.device("meta"):
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
         model = transformers.AutoModel.from_config(config)
@@ -167,7 +188,8 @@ def has_pooler(folder: Path) -> bool:
 
 
 def model_options(config: Any, auto_class: str, *, pooler: bool = False) -> dict[str, Any]:
-    """Options that build an encoder without its pooler: unused, and random where the source has no weights for it.
+    """Return options that build an encoder without its pooler: unused, and random where the source has no weights for
+    it.
 
     pooler: whether it is wanted.
     """
@@ -179,7 +201,8 @@ def model_options(config: Any, auto_class: str, *, pooler: bool = False) -> dict
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files with the model's weights, safetensors where there are any. Raises SourceError where one is missing."""
+    """Return the files with the model's weights, safetensors where there are any. Raises SourceError where one is
+    missing."""
     for name in (
         "model.safetensors",
         "model.safetensors.index.json",
@@ -196,3 +219,24 @@ def weight_files(folder: Path) -> list[Path]:
             raise SourceError(f"{folder} lacks {', '.join(absent[:3])}, which {name} names. Copy the folder again")
         return [folder / shard for shard in shards]
     raise SourceError(f"{folder} has no model.safetensors. Copy the folder again, with its weights")
+
+
+class WrappedModel(nn.Module):
+    """A module around a model of another library, with plain tensors in and out."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A module, its task, and how to build the same module again. output: the name of the module's output. size: bytes
+    of the weights in files. files: those that the weights came from."""
+
+    module: nn.Module
+    task: "Task"
+    output: str
+    source: dict[str, Any]
+    size: int
+    files: tuple[Path, ...]

@@ -11,12 +11,15 @@ from tokenizers import Tokenizer, normalizers
 from laconic import registry
 from laconic.arrays import Arrays
 from laconic.errors import SourceError
-from laconic.models.source_json import read_source_json
+from laconic.files import read_bounded
+from laconic.models.model_folder import read_source_json
+from laconic.tasks.chat_template import ChatTemplate
 from laconic.tasks.checkpoint_loading import DEFAULT_TASK
 from laconic.tensor import TensorSpec
 
 if TYPE_CHECKING:
     from laconic.tasks.task import Task
+
 
 ENDLESS = 1_000_000
 """A model_max_length above this means that the tokenizer states no limit."""
@@ -25,7 +28,7 @@ ENDLESS = 1_000_000
 def read_tokenizer(
     folder: Path, config: Any, *, lower: bool = False, special: bool = True
 ) -> tuple[Tokenizer, int, int | None]:
-    """The tokenizer, the id of the padding token, and the longest text in tokens where the tokenizer states it.
+    """Read the tokenizer, the id of the padding token, and the longest text in tokens where the tokenizer states it.
 
     lower: whether texts are lowercased before the tokenizer's own normalization. special: whether the special tokens
     that it adds to a text are used, and so compared.
@@ -73,22 +76,22 @@ def check_tokenizer(folder: Path, tokenizer: Tokenizer, special: bool) -> None:
     """Raise SourceError unless texts get the ids that they get from the tokenizer that transformers reads from the
     folder, truncation included; and the special tokens that it adds, if asked for."""
     try:
-        own = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        original = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the type is of a later version, or of no transformers
         raise SourceError(
             f"transformers does not read the tokenizer in {folder}, so nothing shows that texts would be prepared as "
             f"the model needs them: {type(error).__name__}, {' '.join(str(error).split())}"
         ) from error
     for text in PROBES:
-        cut = own(text, truncation=True, max_length=PROBE_LENGTH, add_special_tokens=special)
+        cut = original(text, truncation=True, max_length=PROBE_LENGTH, add_special_tokens=special)
         expected = list(cut["input_ids"])
         with cut_short(tokenizer):
-            found = tokenizer.encode(text, add_special_tokens=special).ids
-        if found != expected:
+            ids = tokenizer.encode(text, add_special_tokens=special).ids
+        if ids != expected:
             raise SourceError(
-                f"{folder / 'tokenizer.json'} gives {text!r} the tokens {found}, and transformers' "
-                f"{type(own).__name__} gives it {expected}, since tokenizer_config.json says something else. Save both "
-                f"again with tokenizer.save_pretrained, as the model was trained"
+                f"{folder / 'tokenizer.json'} gives {text!r} the tokens {ids}, and transformers' "
+                f"{type(original).__name__} gives it {expected}, since tokenizer_config.json says something else. Save "
+                f"both again with tokenizer.save_pretrained, as the model was trained"
             )
 
 
@@ -109,14 +112,14 @@ def cut_short(tokenizer: Tokenizer) -> Iterator[None]:
 
 
 def find_mask_id(folder: Path) -> int:
-    """The id of the mask token of the tokenizer in a folder. Raises SourceError for one without."""
+    """Find the id of the mask token of the tokenizer in a folder. Raises SourceError for one without."""
     try:
-        own = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the type is of a later version, or of no transformers
         raise SourceError(f"the tokenizer in {folder} does not read: {error}. Copy the folder again") from error
-    if own.mask_token_id is None:
+    if tokenizer.mask_token_id is None:
         raise SourceError(f"the tokenizer in {folder} has no mask token, and a masked language model needs one")
-    return int(own.mask_token_id)
+    return int(tokenizer.mask_token_id)
 
 
 def convert_tokenizer(folder: Path) -> Tokenizer:
@@ -140,9 +143,9 @@ def convert_tokenizer(folder: Path) -> Tokenizer:
 
 
 def resolve_task(name: str) -> "type[Task]":
-    """The class of a task. Raises UsageError for a name that is not registered."""
-    found: type[Task] = registry.resolve("task", name)
-    return found
+    """Return the class of a task. Raises UsageError for a name that is not registered."""
+    task: type[Task] = registry.resolve("task", name)
+    return task
 
 
 def plain_task(
@@ -163,3 +166,49 @@ def plain_task(
         raise SourceError(f"{origin}: {error}") from None
     task.constants, task.typical_sample = constants, typical or {}
     return task
+
+
+TEMPLATE, SETTINGS, TOKENS = "chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json"
+TEMPLATE_BYTES = 2**18
+
+
+def read_special_tokens(folder: Path) -> dict[str, str]:
+    """Read the special tokens of a folder by what they are for, as `eos_token`."""
+    tokens: dict[str, str] = {}
+    for name in (TOKENS, SETTINGS):
+        settings = read_source_json(folder / name) if (folder / name).is_file() else {}
+        for key, token in settings.items():
+            content = token.get("content") if isinstance(token, dict) else token
+            if key.endswith("_token") and isinstance(content, str):
+                tokens[key] = content
+    return tokens
+
+
+def read_chat_template(folder: Path) -> ChatTemplate | None:
+    """Read the chat template of a folder, the default one of several; None without any."""
+    if (folder / TEMPLATE).is_file():
+        return ChatTemplate(read_template(folder / TEMPLATE), read_special_tokens(folder))
+    settings = read_source_json(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
+    template = settings.get("chat_template")
+    if isinstance(template, list):
+        template = {each.get("name"): each.get("template") for each in template}.get("default")
+    return ChatTemplate(template, read_special_tokens(folder)) if isinstance(template, str) else None
+
+
+def read_template(path: Path) -> str:
+    """Read the text of a chat template. Raises SourceError."""
+    try:
+        return read_bounded(path, TEMPLATE_BYTES).decode("utf-8")
+    except (OSError, ValueError) as error:
+        raise SourceError(f"the chat template {path} does not read: {error}. Give a text file in UTF-8") from error
+
+
+def read_end_token(folder: Path, tokenizer: Tokenizer, config: Any) -> int | None:
+    """Read the id of the token that ends a text: the tokenizer's, else the model's; None without one."""
+    token = read_special_tokens(folder).get("eos_token")
+    known = None if token is None else tokenizer.token_to_id(token)
+    if known is not None:
+        return int(known)
+    index = getattr(config, "eos_token_id", None)
+    index = index[0] if isinstance(index, list) and index else index
+    return index if isinstance(index, int) else None

@@ -35,7 +35,7 @@ Axis = tuple[str, int]
 
 
 def infer_inputs(module: nn.Module, samples: Arrays) -> tuple[TensorSpec, ...]:
-    """The inputs that a module takes, from samples in arrays that are named as the parameters of its forward.
+    """Return the inputs that a module takes, from samples in arrays that are named as the parameters of its forward.
 
     An axis is free if the module runs with another size of it: alone, or together with the axes of other inputs that
     have the same size, which then are one axis. Raises SourceError where the names or the counts of samples do not fit,
@@ -101,7 +101,8 @@ def check_names(module: nn.Module, arrays: Arrays) -> None:
 
 
 def group_axes(arrays: Arrays) -> Iterator[tuple[Axis, ...]]:
-    """Each axis but the batch by itself, and then the axes of the same size together, where there are several."""
+    """Return each axis but the batch by itself, and then the axes of the same size together, where there are
+    several."""
     sizes: dict[int, list[Axis]] = {}
     for name, array in arrays.items():
         for axis in range(1, array.ndim):
@@ -111,8 +112,8 @@ def group_axes(arrays: Arrays) -> Iterator[tuple[Axis, ...]]:
 
 
 def find_bounds(module: nn.Module, arrays: Arrays, axes: tuple[Axis, ...]) -> tuple[int, int] | None:
-    """The smallest and the largest size of these axes that the module is known to run with; None if it runs with none
-    but that of the samples."""
+    """Find the smallest and the largest size of these axes that the module is known to run with; None if it runs with
+    none but that of the samples."""
     (name, axis), *_ = axes
     size = arrays[name].shape[axis]
 
@@ -126,13 +127,13 @@ def find_bounds(module: nn.Module, arrays: Arrays, axes: tuple[Axis, ...]) -> tu
 
 
 def size_of(arrays: Arrays, axis: Axis) -> int:
-    """The size of an axis."""
+    """Return the size of an axis."""
     name, number = axis
     return int(arrays[name].shape[number])
 
 
 def resize(arrays: Arrays, axes: tuple[Axis, ...], size: int) -> Arrays:
-    """The arrays with another size along some axes: cut, or repeated from the start."""
+    """Resize arrays along some axes: cut them, or repeat them from the start."""
     changed = dict(arrays)
     for name, axis in axes:
         array = changed[name]
@@ -141,7 +142,7 @@ def resize(arrays: Arrays, axes: tuple[Axis, ...], size: int) -> Arrays:
 
 
 def take_rows(arrays: Arrays, rows: int) -> Arrays:
-    """The first samples, repeated where there are fewer."""
+    """Take the first samples, repeated where there are fewer."""
     return {name: np.take(array, np.arange(rows) % max(len(array), 1), axis=0) for name, array in arrays.items()}
 
 
@@ -156,7 +157,7 @@ def run(module: nn.Module, arrays: Arrays) -> str | None:
 
 
 def describe(name: str, array: Array, free: Mapping[Axis, tuple[str, tuple[int, int]]]) -> TensorSpec:
-    """The spec of one input. free: by axis, its name and its bounds."""
+    """Return the spec of one input. free: by axis, its name and its bounds."""
     shape: list[Any] = [BATCH]
     bounds = {}
     for axis in range(1, array.ndim):

@@ -21,7 +21,7 @@ second more than twice the first: after a stride, seven and eight give the same 
 
 
 def bind(module: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    """The positional and keyword arguments of the module's forward: by name where an optional one is omitted."""
+    """Return the positional and keyword arguments of the module's forward: by name where an optional one is omitted."""
     parameters = list(inspect.signature(module.forward).parameters)
     known = all(name in parameters for name in tensors)
     if not known or list(tensors) == parameters[: len(tensors)]:
@@ -36,7 +36,7 @@ def call(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def name_outputs(answer: Any) -> dict[str, Tensor]:
-    """What a module returned, by name: the keys of a mapping, else `output`, or `output_0`, `output_1`."""
+    """Return what a module returned, by name: the keys of a mapping, else `output`, or `output_0`, `output_1`."""
     return dict(_flatten("output", answer))
 
 
@@ -132,7 +132,8 @@ def probe_module(
 
 
 def probe_sizes(inputs: tuple[TensorSpec, ...], number: int, *, least: int = 3) -> dict[str, int]:
-    """Sizes of the free axes for run `number`: within the bounds, each axis of its own size where the bounds allow."""
+    """Choose sizes of the free axes for run `number`: within the bounds, each axis of its own size where the bounds
+    allow."""
     sizes: dict[str, int] = {}
     for spec in inputs:
         for axis in spec.shape:

@@ -8,11 +8,11 @@ from typing import Any
 from laconic.hashing import digest_own_code, hash_of
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.encoder_decoder import EncoderDecoder
-from laconic.models.torch_session import TorchSession
-from laconic.models.writing_session import WritingSession
+from laconic.models.torch_session import TorchSession, WritingSession
 from laconic.quantization.graph import EXACTNESS, Graph
 from laconic.runtimes.runtime import Session, make_runtime
 from laconic.tasks.task import Task
+
 
 @dataclass(frozen=True)
 class Source(ABC):
@@ -35,7 +35,7 @@ class Source(ABC):
 
     @abstractmethod
     def open(self, threads: int) -> Session:
-        """The model in full precision, run by the engine that everything else is compared with."""
+        """Open the model in full precision, in the engine that everything else is compared with."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class CheckpointSource(Source):
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> "CheckpointSource":
-        """The source that a checkpoint is."""
+        """Return the source that a checkpoint is."""
         return cls(
             task=checkpoint.task,
             key=make_key(checkpoint),
@@ -62,7 +62,7 @@ class CheckpointSource(Source):
         return kind(module, inputs, outputs, threads)
 
     def with_checkpoint(self, checkpoint: Checkpoint) -> "CheckpointSource":
-        """The same source after a stage has changed its checkpoint."""
+        """Return the same source after a stage has changed its checkpoint."""
         return replace(self, checkpoint=checkpoint, key=make_key(checkpoint))
 
 

@@ -49,7 +49,7 @@ Convolutions = tuple[tuple[int, int], ...]
 def mask_frames(
     encoder: Convolutions, adapter: Convolutions, frames: int, attention_mask: Tensor, add_adapter: bool | None = None
 ) -> Tensor:
-    """Which frames of a batch are no padding, [batch, frames] bool, in whole numbers.
+    """Return which frames of a batch are no padding, [batch, frames] bool, in whole numbers.
 
     encoder, adapter: the convolutions of both. attention_mask: [batch, samples]. add_adapter: whether the frames are
     those behind the adapter, by default if there is one.
@@ -75,27 +75,27 @@ PADDING_ERROR = 1e-4
 
 @torch.inference_mode()
 def ignores_padding(module: SpeechModel, preprocess: AudioPreprocess) -> bool:
-    """Whether padding behind a recording leaves its answer as it is. In some models convolutions or an average read
-    the padding in spite of the mask."""
+    """Return whether padding behind a recording leaves its answer as it is. In some models convolutions or an average
+    read the padding in spite of the mask."""
     module.eval()
     generator = torch.Generator().manual_seed(0)
     longest = preprocess.count_samples(4 * MINIMUM_FRAMES)
     for frames in range(2 * MINIMUM_FRAMES, 3 * MINIMUM_FRAMES):  # in some models an odd number leaves a rest
         length = preprocess.count_samples(frames)
         alone = torch.randn((1, length), generator=generator)
-        wanted = module(alone, torch.ones_like(alone, dtype=torch.int64))
+        expected = module(alone, torch.ones_like(alone, dtype=torch.int64))
         padded = torch.nn.functional.pad(alone, (0, longest - length))
-        found = module(padded, (torch.arange(longest) < length).to(torch.int64)[None])
-        if wanted.ndim == 3 and wanted.shape[1] != frames:
+        actual = module(padded, (torch.arange(longest) < length).to(torch.int64)[None])
+        if expected.ndim == 3 and expected.shape[1] != frames:
             return False
-        found = found[:, : wanted.shape[1]]
-        if (found - wanted).abs().max() > PADDING_ERROR * wanted.abs().max():
+        actual = actual[:, : expected.shape[1]]
+        if (actual - expected).abs().max() > PADDING_ERROR * expected.abs().max():
             return False
     return True
 
 
 def split_convolutions(config: Any) -> tuple[Convolutions, Convolutions]:
-    """The convolutions of the feature encoder and of the adapter, from a config of transformers."""
+    """Return the convolutions of the feature encoder and of the adapter, from a config of transformers."""
     count = config.num_adapter_layers if getattr(config, "add_adapter", False) else 0
     adapter = tuple((1, config.adapter_stride) for _ in range(count))
     return tuple(zip(config.conv_kernel, config.conv_stride, strict=True)), adapter

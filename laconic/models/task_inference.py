@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def pretrained_tasks() -> list[str]:
-    """The names of the registered tasks for models of transformers."""
+    """Return the names of the registered tasks for models of transformers."""
     return [name for name in registry.TASKS if resolve_task(name).auto_class]
 
 
 def match_architecture(architecture: str, config: Mapping[str, Any] | None = None) -> str | None:
-    """The registered task whose endings fit an architecture's name best, and which recognizes the config; None where
-    none does."""
+    """Return the registered task whose endings fit an architecture's name best, and which recognizes the config; None
+    where none does."""
     tasks = {name: resolve_task(name) for name in registry.TASKS}
     endings = [
         (ending, name)
@@ -34,7 +34,8 @@ def match_architecture(architecture: str, config: Mapping[str, Any] | None = Non
 
 
 def infer_task(folder: Path, config: Mapping[str, Any]) -> str:
-    """The task that the architecture in a config is for. Raises SourceError where it is for no registered task."""
+    """Return the task that the architecture in a config is for. Raises SourceError where it is for no registered
+    task."""
     if not config.get("architectures"):
         raise SourceError(
             f"{folder / 'config.json'} does not say which class the model is of (architectures). Name the --task that "

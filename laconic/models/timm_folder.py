@@ -6,6 +6,7 @@ timm makes the module and reads the weights. It is an optional package, which a 
 import importlib
 import json
 import logging
+import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,13 +17,11 @@ from torch import Tensor, nn
 
 from laconic import registry
 from laconic.errors import SourceError
-from laconic.models.foreign_folder import refuse_pointers
 from laconic.models.image_processor import find_difference
-from laconic.models.image_processors.timm_transform import read_timm
-from laconic.models.loaded_model import Loaded
-from laconic.models.pretrained import ENCODER
+from laconic.models.image_rules import Settings
+from laconic.models.model_folder import read_source_json, refuse_pointers
+from laconic.models.pretrained import ENCODER, Loaded, WrappedModel
 from laconic.models.processors import resolve_task
-from laconic.models.source_json import read_source_json
 from laconic.tasks.image_preprocess import ImagePreprocess
 from laconic.tasks.preprocessing import Preprocessing
 from laconic.tasks.task import Task
@@ -38,21 +37,17 @@ IMAGENET = 1000
 """The classes of ImageNet-1k, for which a model of timm is unless its config says something else."""
 
 
-class TimmModel(nn.Module):
+class TimmModel(WrappedModel):
     """pixel_values, [batch, channels, height, width] float32, to [batch, classes], or without a head to the pooled
     features, [batch, width]."""
 
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
     def forward(self, pixel_values: Tensor) -> Tensor:
-        found: Tensor = self.model(pixel_values)
-        return found
+        answer: Tensor = self.model(pixel_values)
+        return answer
 
 
 def is_timm(folder: Path) -> bool:
-    """Whether a folder is of timm, by its config.json."""
+    """Return whether a folder is of timm, by its config.json."""
     if not (folder / CONFIG).is_file():
         return False
     config = read_source_json(folder / CONFIG)
@@ -60,12 +55,12 @@ def is_timm(folder: Path) -> bool:
 
 
 def infer_task(folder: Path) -> str:
-    """The task of a folder: to classify images, or without a head to embed them."""
+    """Return the task of a folder: to classify images, or without a head to embed them."""
     return find_task(has_head=read_config(folder)["num_classes"] > 0)
 
 
 def find_task(*, has_head: bool) -> str:
-    """The task of models of images with a head for classes, or without one."""
+    """Find the task of models of images with a head for classes, or without one."""
     kind = CLASSIFIER if has_head else ENCODER
     tasks = (resolve_task(name) for name in registry.TASKS)
     return next(each.name for each in tasks if each.auto_class == kind and "images" in each.accepts)
@@ -105,7 +100,7 @@ def load(folder: Path, *, task: str | None, labels: Sequence[str] = (), seed: in
 
 
 def describe_source(folder: Path, task: str | None) -> dict[str, Any]:
-    """How to build the module of a folder. task: by default what its head is for. Raises SourceError."""
+    """Return how to build the module of a folder. task: by default what its head is for. Raises SourceError."""
     config = read_config(folder)
     name = task or find_task(has_head=config["num_classes"] > 0)
     known = [find_task(has_head=has_head) for has_head in (True, False)]
@@ -118,18 +113,22 @@ def describe_source(folder: Path, task: str | None) -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """What of a folder's config.json describes the model, with num_classes for its head. Raises SourceError for
+    """Read what of a folder's config.json describes the model, with num_classes for its head. Raises SourceError for
     settings that neither timm nor transformers writes."""
     path = folder / CONFIG
-    found = read_source_json(path)
-    config = {key: found[key] for key in KEPT if found.get(key) is not None}
-    given = config.setdefault("pretrained_cfg", {})
+    content = read_source_json(path)
+    config = {key: content[key] for key in KEPT if content.get(key) is not None}
+    pretrained = config.setdefault("pretrained_cfg", {})
     arguments = config.setdefault("model_args", {})
-    count = found.get("num_classes", given.get("num_classes", IMAGENET) if isinstance(given, dict) else None)
-    if str((found.get("architectures") or [""])[0]).endswith("Model"):  # transformers keeps num_classes without a head
+    count = content.get(
+        "num_classes", pretrained.get("num_classes", IMAGENET) if isinstance(pretrained, dict) else None
+    )
+    if str((content.get("architectures") or [""])[0]).endswith(
+        "Model"
+    ):  # transformers keeps num_classes without a head
         count, config["model_args"] = 0, {**arguments, "num_classes": 0}
     names = config.get("label_names", [])
-    if not (isinstance(given, dict) and isinstance(arguments, dict) and isinstance(names, (list, dict))):
+    if not (isinstance(pretrained, dict) and isinstance(arguments, dict) and isinstance(names, (list, dict))):
         raise SourceError(f"{path} has settings of other types than timm writes. Copy the model's folder again")
     if not isinstance(count, int) or count < 0 or (count and len(names) > count):
         raise SourceError(
@@ -140,7 +139,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the classes by number: those of ImageNet where the weights were trained with it alone, as
+    """Read the names of the classes by number: those of ImageNet where the weights were trained with it alone, as
     transformers has it; the number where a class has no name."""
     names, count = config.get("label_names"), config["num_classes"]
     if not names and count == IMAGENET and "in1k" in str(config["pretrained_cfg"].get("tag")):
@@ -152,13 +151,13 @@ def read_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def with_classes(config: Mapping[str, Any], labels: Sequence[str]) -> dict[str, Any]:
-    """The config of the same model with a head for these classes."""
+    """Return the config of the same model with a head for these classes."""
     arguments = {**config["model_args"], "num_classes": len(labels)}
     return {**config, "num_classes": len(labels), "label_names": list(labels), "model_args": arguments}
 
 
 def build(source: Mapping[str, Any]) -> nn.Module:
-    """The module of a source, with random weights. Raises SourceError, and MissingPackage without timm."""
+    """Build the module of a source, with random weights. Raises SourceError, and MissingPackage without timm."""
     model = create(source["config"], None, None)
     if not resolve_task(source["task"]).has_class_head:
         model.reset_classifier(0)
@@ -166,13 +165,14 @@ def build(source: Mapping[str, Any]) -> nn.Module:
 
 
 def read_input_size(module: Any) -> tuple[int, int, int]:
-    """Channels, height and width of the images that a model takes."""
+    """Read channels, height and width of the images that a model takes."""
     channels, height, width = library("timm.data").resolve_data_config({}, model=module.model)["input_size"]
     return channels, height, width
 
 
 def create(config: Mapping[str, Any], folder: Path | None, weights: Path | None) -> Any:
-    """The model that a config describes, with the weights in a file, else with random ones. folder: where it is from.
+    """Create the model that a config describes, with the weights in a file, else with random ones. folder: where it is
+    from.
 
     timm reads both from a folder, and so fetches nothing from elsewhere.
     """
@@ -203,7 +203,7 @@ def create(config: Mapping[str, Any], folder: Path | None, weights: Path | None)
 
 
 def read_preprocess(folder: Path, model: Any) -> ImagePreprocess:
-    """The preprocessing of a model, checked against timm's own. Raises SourceError where they differ."""
+    """Read the preprocessing of a model, checked against timm's own. Raises SourceError where they differ."""
     data = library("timm.data")
     try:
         settings = data.resolve_data_config({}, model=model)
@@ -216,11 +216,11 @@ def read_preprocess(folder: Path, model: Any) -> ImagePreprocess:
             f"the pretrained_cfg in {folder / CONFIG} says nothing that timm could prepare images by "
             f"({type(error).__name__}: {' '.join(str(error).split())}). Copy the folder again"
         ) from error
-    found = find_difference(lambda image: transform(image).numpy(), made, converts=False)
-    if found:
+    difference = find_difference(lambda image: transform(image).numpy(), made, converts=False)
+    if difference:
         raise SourceError(
-            f"the pretrained_cfg in {folder / CONFIG} prepares images by rules that Laconic does not know: {found}. "
-            f"Give the model with --builder, and arrays in .npz, prepared by your own code"
+            f"the pretrained_cfg in {folder / CONFIG} prepares images by rules that Laconic does not know: "
+            f"{difference}. Give the model with --builder, and arrays in .npz, prepared by your own code"
         )
     return made
 
@@ -230,14 +230,14 @@ def check_output(folder: Path, module: nn.Module, task: Task) -> None:
     with torch.inference_mode():
         (array,) = task.sample_inputs({BATCH: 1}).values()
         try:
-            found = module(torch.from_numpy(array))
+            answer = module(torch.from_numpy(array))
         except Exception as error:
             raise SourceError(
                 f"the model in {folder} does not take the images that its pretrained_cfg describes, "
                 f"{list(array.shape)} ({type(error).__name__}: {' '.join(str(error).split())[:200]}). Save it again "
                 f"with save_for_hf"
             ) from error
-    if not isinstance(found, Tensor) or found.ndim != 2:
+    if not isinstance(answer, Tensor) or answer.ndim != 2:
         raise SourceError(
             f"the model in {folder} answers with maps or several tensors, and {task.name} needs one vector for each "
             f"image. Give the weights with a --builder for timm:create_model, and samples in .npz"
@@ -245,7 +245,8 @@ def check_output(folder: Path, module: nn.Module, task: Task) -> None:
 
 
 def library(name: str) -> Any:
-    """A module of timm. Raises MissingPackage where it is not installed, SourceError where it does not import."""
+    """Import a module of timm. Raises MissingPackage where it is not installed, SourceError where it does not
+    import."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -259,3 +260,36 @@ def library(name: str) -> Any:
         ) from error
     finally:
         logging.disable(level)
+
+
+FILTERS = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}
+"""Pillow's filters, by their names in timm."""
+
+
+def read_timm(settings: Settings) -> ImagePreprocess:
+    """Read the preprocessing that `timm.data.create_transform` makes of what `timm.data.resolve_data_config` says: the
+    image is resized to 1 / crop_pct of the input, whose centre is cropped.
+
+    crop_mode: `squash` stretches the image, `border` puts a border around it, and `center` cuts off its ends. Raises
+    SourceError for an interpolation that is not known here.
+    """
+    if settings["interpolation"] not in FILTERS:
+        raise SourceError(
+            f"pretrained_cfg has the interpolation {settings['interpolation']!r}; expected one of {', '.join(FILTERS)}"
+        )
+    channels, *sides = settings["input_size"]
+    height, width = (math.floor(side / settings["crop_pct"]) for side in sides)
+    mode = settings["crop_mode"]
+    made = ImagePreprocess(
+        channels=channels,
+        crop=tuple(sides),
+        centre="even",
+        mean=tuple(settings["mean"]),
+        std=tuple(settings["std"]),
+        resample=FILTERS[settings["interpolation"]],
+    )
+    if mode not in ("squash", "border") and height == width:
+        return made.model_copy(update={"shortest_edge": height})
+    fit = {"squash": None, "border": "contain"}.get(mode, "cover")
+    fill = tuple(round(255 * value) for value in settings["mean"]) if mode == "border" else (0,)
+    return made.model_copy(update={"resize": (height, width), "keep_ratio": fit, "fill": fill})

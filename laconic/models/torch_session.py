@@ -1,14 +1,18 @@
 """A module as a session: PyTorch on the CPU runs the original model, which everything else is compared with."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import nn
 
 from laconic.arrays import Array, Arrays
 from laconic.errors import RuntimeFailure
+from laconic.models.encoder_decoder import EncoderDecoder
 from laconic.models.signature import call
 from laconic.runtimes.runtime import Session
+from laconic.tasks.decoder_tensors import NEW_TOKENS, SEQUENCES
+from laconic.tasks.generation_settings import GenerationSettings
 from laconic.tensor import TensorSpec
 
 
@@ -27,15 +31,35 @@ class TorchSession(Session):
         self.threads = threads
 
     def run(self, inputs: Mapping[str, Array]) -> Arrays:
-        before = torch.get_num_threads()
-        torch.set_num_threads(self.threads)
         try:
-            with torch.inference_mode():
+            with use_threads(self.threads), torch.inference_mode():
                 # Copies, both ways: a module may work in place on what it is given, and answer with a part of itself.
                 tensors = {spec.name: torch.tensor(inputs[spec.name]) for spec in self.inputs}
                 answers = list(call(self.module, tensors).values())
         except Exception as error:
             raise RuntimeFailure(f"torch failed: {error}") from error
-        finally:
-            torch.set_num_threads(before)
         return {spec.name: answer.numpy().copy() for spec, answer in zip(self.outputs, answers, strict=True)}
+
+
+class WritingSession(TorchSession):
+    """Runs targets as every module; where `new_tokens` is among the inputs, so many tokens are written instead."""
+
+    def run(self, inputs: Mapping[str, Array]) -> Arrays:
+        if NEW_TOKENS not in inputs:
+            return super().run(inputs)
+        source = {name: torch.from_numpy(array) for name, array in inputs.items() if name != NEW_TOKENS}
+        assert isinstance(self.module, EncoderDecoder)
+        with use_threads(self.threads):
+            written = self.module.generate(source, GenerationSettings.of_length(int(inputs[NEW_TOKENS])))
+        return {SEQUENCES: written.numpy()}
+
+
+@contextmanager
+def use_threads(count: int) -> Iterator[None]:
+    """Let torch use this number of threads in the body."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

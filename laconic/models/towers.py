@@ -5,18 +5,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from laconic.models.pretrained import WrappedModel
+
 TEXT_PARTS = ("text",)
 IMAGE_PARTS = ("vision", "visual")
 """How the names of the parts of either tower begin, as CLIP, SigLIP and their relatives name them."""
 
 
-class ImageEmbedder(nn.Module):
+class ImageEmbedder(WrappedModel):
     """pixel_values, [batch, channels, height, width] float32, to [batch, features]: the encoder's pooled output, or the
     last hidden state of its first token where it has no pooler."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         answer = self.model(pixel_values=pixel_values)
@@ -55,12 +53,12 @@ class TextTower(nn.Module):
 
 
 def has_towers(model: nn.Module) -> bool:
-    """Whether a model of transformers has one tower for texts and one for images."""
+    """Return whether a model of transformers has one tower for texts and one for images."""
     return hasattr(model, "get_text_features") and hasattr(model, "get_image_features")
 
 
 def keep_tower(model: nn.Module, *, drop: tuple[str, ...]) -> nn.Module:
-    """The model without the parts of the other tower, and without what compares the vectors of both."""
+    """Remove from a model the parts of the other tower, and what compares the vectors of both."""
     for name in [name for name, _ in model.named_children() if name.startswith(drop)]:
         delattr(model, name)
     for name, _ in list(model.named_parameters(recurse=False)):
@@ -69,7 +67,8 @@ def keep_tower(model: nn.Module, *, drop: tuple[str, ...]) -> nn.Module:
 
 
 def ignores_padding(tower: TextTower, length: int, pad_id: int) -> bool:
-    """Whether a text's vector is the same beside a longer one: padded, with the padding masked. length: of a text."""
+    """Return whether a text's vector is the same beside a longer one: padded, with the padding masked. length: of a
+    text."""
     ids = torch.arange(1, length + 1)[None]
     padded = torch.cat([ids, torch.full_like(ids[:, :1], pad_id)], dim=1)
     mask = torch.ones_like(padded)

@@ -6,7 +6,6 @@ from typing import Literal
 
 from laconic.tensor import TensorSpec
 
-
 EXACTNESS = 1 - 1e-4
 """1 minus the largest error that a captured graph may have, relative to the largest output. FP32 sums in another order
 differ by 1e-6."""

@@ -79,12 +79,13 @@ class Origin(Strict):
 class Recipe(Origin):
     """The whole recipe.
 
-    constants: values of inputs of an ONNX file that are the same for all samples. stages: default: those of the target. heal: whether healing is inserted after lossy stages, or the settings of that
-    healing. to: what is written; quantization needs an artifact. runtimes: the engines to try, the preferred first;
-    default: all engines of the target. engine_only: the one engine to build for, in float32 where not quantized, so
-    that nothing is chosen by its speed. portable: whether the artifact is placed for the other engines as well, and the
-    fastest one is found on each machine where it is opened. keep_graph: whether the artifact holds the float graph, so
-    that `laconic build` needs no source.
+    constants: values of inputs of an ONNX file that are the same for all samples. stages: default: those of the target.
+    heal: whether healing is inserted after lossy stages, or the settings of that healing. to: what is written;
+    quantization needs an artifact. runtimes: the engines to try, the preferred first; default: all engines of the
+    target. engine_only: the one engine to build for, in float32 where not quantized, so that nothing is chosen by its
+    speed. portable: whether the artifact is placed for the other engines as well, and the fastest one is found on each
+    machine where it is opened. keep_graph: whether the artifact holds the float graph, so that `laconic build` needs no
+    source.
     """
 
     constants: dict[str, Any] = Field(default_factory=dict)

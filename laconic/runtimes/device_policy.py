@@ -8,7 +8,7 @@ Replay = TypeVar("Replay")
 
 
 def grow(needed: int, held: int, most: int) -> int:
-    """The bytes to hold in a buffer that needs `needed` and has `held`; equal to `held` if it is large enough.
+    """Return the bytes to hold in a buffer that needs `needed` and has `held`; equal to `held` if it is large enough.
 
     Sizes are powers of two, up to the `most` that the engine can need, so that growing requests allocate rarely: each
     allocation waits for the GPU, and makes the graphs that hold the old address useless.
@@ -32,7 +32,7 @@ class ReplayCache(Generic[Replay]):
         self._runs: OrderedDict[Hashable, int] = OrderedDict()
 
     def find(self, key: Hashable) -> Replay | None:
-        """The replay for these shapes; None if there is none."""
+        """Return the replay for these shapes; None if there is none."""
         if key not in self._replays:
             return None
         self._replays.move_to_end(key)

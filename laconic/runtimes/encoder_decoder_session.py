@@ -23,9 +23,9 @@ from laconic.tasks.decoder_tensors import (
     SEQUENCES,
     TARGET_INPUTS,
     TOKENS,
+    group_probabilities,
 )
 from laconic.tasks.generation_settings import GenerationSettings
-from laconic.tasks.token_groups import group_probabilities
 
 LOGITS, CROSS = "logits", "cross."
 NOT_SOURCE = frozenset({*TARGET_INPUTS, NEW_TOKENS})
@@ -33,22 +33,22 @@ NOT_SOURCE = frozenset({*TARGET_INPUTS, NEW_TOKENS})
 
 
 def encoder_of(model: Path) -> Path:
-    """The path of the encoder that belongs to a model file, if that is a decoder."""
+    """Return the path of the encoder that belongs to a model file, if that is a decoder."""
     return model.with_name(f"{model.stem}.encoder.onnx")
 
 
 def cross_name(index: int) -> str:
-    """The decoder's input for an output of the encoder."""
+    """Return the decoder's input for an output of the encoder."""
     return f"{CROSS}{index}"
 
 
 def past_name(index: int) -> str:
-    """The decoder's input for the keys or values of earlier tokens."""
+    """Return the decoder's input for the keys or values of earlier tokens."""
     return f"past.{index}"
 
 
 def present_name(index: int) -> str:
-    """The decoder's output for the same with those of the new tokens."""
+    """Return the decoder's output for the same with those of the new tokens."""
     return f"present.{index}"
 
 
@@ -98,7 +98,7 @@ class EncoderDecoderSession(Session):
         return {SEQUENCES: self._write(encoded, settings)}
 
     def encode(self, source: Arrays) -> Arrays:
-        """What the decoder may read of a source: the source itself, and what the encoder makes of it."""
+        """Return what the decoder may read of a source: the source itself, and what the encoder makes of it."""
         # By order: OpenVINO may give an output another of its names.
         results = {cross_name(index): array for index, array in enumerate(self.encoder.run(source).values())}
         return results | source
@@ -108,9 +108,9 @@ class EncoderDecoderSession(Session):
 
         encoded: what `encode` returned. ids: [batch, tokens]. past: keys and values of earlier tokens; none where None.
         """
-        given = {**encoded, **(self._empty(len(ids)) if past is None else past), DECODER_INPUT_IDS: ids}
+        inputs = {**encoded, **(self._empty(len(ids)) if past is None else past), DECODER_INPUT_IDS: ids}
         try:
-            return self.decoder.run({each.name: given[each.name] for each in self._inputs})
+            return self.decoder.run({each.name: inputs[each.name] for each in self._inputs})
         except KeyError as error:
             raise RuntimeFailure(f"the decoder and its encoder do not fit: {error} is missing") from None
 
@@ -122,7 +122,7 @@ class EncoderDecoderSession(Session):
         self.decoder.close()
 
     def _write(self, encoded: Arrays, settings: GenerationSettings) -> Array:
-        """The answers, [batch, max_new_tokens] int64."""
+        """Write the answers, [batch, max_new_tokens] int64."""
         rows = len(next(array for name, array in encoded.items() if not name.startswith(CROSS)))
         written = np.full((rows, 1), settings.decoder_start_token_id, np.int64)
         ended = np.zeros(rows, bool)
@@ -145,7 +145,7 @@ class EncoderDecoderSession(Session):
         return sequences
 
     def _empty(self, rows: int) -> Arrays:
-        """The keys and values of no tokens."""
+        """Return the keys and values of no tokens."""
         return {
             past_name(index): np.zeros((rows, int(heads), 0, int(width)), np.float32)
             for index, (heads, width) in enumerate(self._cache)

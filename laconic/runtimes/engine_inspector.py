@@ -56,15 +56,15 @@ def parse_kernels(text: str) -> list[Kernel]:
 def parse_layer(layer: Mapping[str, Any]) -> Iterator[Kernel]:
     """Parse the kernels of one layer; none if its arithmetic is not known."""
     tactic = str(layer.get("TacticName") or "")
-    found = TACTIC.search(f"{tactic}_")
-    precision = TYPES[found[1]] if found else read_type(layer.get("Inputs"))
+    match = TACTIC.search(f"{tactic}_")
+    precision = TYPES[match[1]] if match else read_type(layer.get("Inputs"))
     if precision:
         kind = tactic or str(layer.get("LayerType") or "")
         yield from (Kernel(node, kind, precision) for node in read_nodes_of(layer))
 
 
 def read_nodes_of(layer: Mapping[str, Any]) -> list[str]:
-    """The ONNX nodes of a layer: of its metadata, or else the parts of its name."""
+    """Read the ONNX nodes of a layer: of its metadata, or else the parts of its name."""
     parts = SEPARATORS.split(str(layer.get("Metadata") or ""))
     nodes = [name for part in parts for name in ONNX_NODE.findall(part.strip())]
     names = nodes or [part.strip() for part in str(layer.get("Name") or "").split(" + ")]
@@ -72,7 +72,7 @@ def read_nodes_of(layer: Mapping[str, Any]) -> list[str]:
 
 
 def read_type(inputs: Any) -> str:
-    """The arithmetic that the first input of a layer stands for; empty if it is not told."""
+    """Read the arithmetic that the first input of a layer stands for; empty if it is not told."""
     first = inputs[0] if isinstance(inputs, list) and inputs and isinstance(inputs[0], dict) else {}
     for key in ("DataType", "Format/Datatype", "Format"):
         for word in re.findall(r"[a-z]+\d*", str(first.get(key, "")).lower()):

@@ -12,8 +12,14 @@ from laconic.arrays import Array
 from laconic.errors import RuntimeFailure, UsageError
 from laconic.hashing import digest_file, hash_of
 from laconic.registry import did_you_mean
-from laconic.runtimes.external_data import find_external_files
-from laconic.runtimes.onnx_file import GraphInput, Weight, read_inputs, read_properties, read_weights
+from laconic.runtimes.onnx_file import (
+    GraphInput,
+    Weight,
+    find_external_files,
+    read_inputs,
+    read_properties,
+    read_weights,
+)
 from laconic.tensor import BATCH
 
 Shape = tuple[int, ...]
@@ -72,7 +78,7 @@ class EngineSpec:
         return hash_of("tensorrt-timing", self.gpu, self.capability, self.driver, self.tensorrt)
 
     def describe(self) -> dict[str, Any]:
-        """The fields, ready for JSON."""
+        """Return the fields, ready for JSON."""
         return asdict(self)
 
 
@@ -108,14 +114,14 @@ def describe_model(
 def read_axis_bounds(properties: Mapping[str, str], inputs: Sequence[GraphInput]) -> dict[str, Bounds]:
     """Read the bounds of dynamic axes that the export wrote into a model's metadata, as "1 256" under the axis' name.
     What is not two sizes in order is left out."""
-    found = {}
+    bounds = {}
     for axis in {axis for each in inputs for axis in each.shape if isinstance(axis, str)}:
         sizes = properties.get(f"{AXIS_PROPERTY}{axis}", "").split()
         if len(sizes) == 2 and all(size.isascii() and size.isdecimal() and len(size) < 10 for size in sizes):
             least, most = map(int, sizes)
             if 1 <= least <= most:
-                found[axis] = Bounds(least, min(max(AXIS_BOUNDS.usual, least), most), most)
-    return found
+                bounds[axis] = Bounds(least, min(max(AXIS_BOUNDS.usual, least), most), most)
+    return bounds
 
 
 def make_profile(inputs: Sequence[GraphInput], shapes: Mapping[str, Bounds]) -> dict[str, InputRange]:
@@ -135,10 +141,10 @@ def make_profile(inputs: Sequence[GraphInput], shapes: Mapping[str, Bounds]) -> 
                 f"the usual and the largest, in this order"
             )
     defaults = {name: BATCH_BOUNDS if name == BATCH else AXIS_BOUNDS for name in names}
-    found = defaults | {name: Bounds(*bounds) for name, bounds in shapes.items()}
+    sizes = defaults | {name: Bounds(*bounds) for name, bounds in shapes.items()}
     return {
         each.name: InputRange(
-            *(tuple(found[axis][place] if isinstance(axis, str) else axis for axis in each.shape) for place in range(3))
+            *(tuple(sizes[axis][place] if isinstance(axis, str) else axis for axis in each.shape) for place in range(3))
         )
         for each in inputs
         if any(isinstance(axis, str) for axis in each.shape)
@@ -146,7 +152,7 @@ def make_profile(inputs: Sequence[GraphInput], shapes: Mapping[str, Bounds]) -> 
 
 
 def is_sparse(weight: Weight, folder: Path) -> bool:
-    """Whether of any four successive numbers along one of the first two axes two at most are not zero.
+    """Return whether of any four successive numbers along one of the first two axes two at most are not zero.
 
     folder: where the weight's file lies. False for a weight that is stored in another form than plain bytes.
     """
@@ -169,7 +175,7 @@ def is_sparse(weight: Weight, folder: Path) -> bool:
 
 
 def is_two_of_four(occupied: Array) -> bool:
-    """Whether in each group of four along the last axis two at most are set."""
+    """Return whether in each group of four along the last axis two at most are set."""
     if occupied.shape[-1] % 4:
         return False
     return bool((occupied.reshape(-1, 4).sum(axis=1) <= 2).all())

@@ -59,5 +59,5 @@ class EngineStore:
 
 def make_head(payload: bytes, made_for: Mapping[str, Any]) -> bytes:
     """Make the first line of a stored file."""
-    found = {"sha256": hashlib.sha256(payload).hexdigest(), "made_for": made_for}
-    return json.dumps(found, sort_keys=True).encode()
+    head = {"sha256": hashlib.sha256(payload).hexdigest(), "made_for": made_for}
+    return json.dumps(head, sort_keys=True).encode()

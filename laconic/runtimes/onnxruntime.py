@@ -5,12 +5,12 @@ import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from laconic.arrays import Array, Arrays
 from laconic.errors import RuntimeFailure
 from laconic.runtimes.onnx_file import Node, read_nodes
-from laconic.runtimes.row_by_row_session import open_row_by_row
-from laconic.runtimes.runtime import JOINED, Compute, Kernel, Runtime, Session
+from laconic.runtimes.runtime import JOINED, Compute, Kernel, Runtime, Session, open_row_by_row
 
 # The official builds send telemetry to Microsoft unless it is disabled before the import (Privacy.md, 1.31).
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -56,25 +56,14 @@ class OrtSession(Session):
         return dict(zip(self._outputs, answers, strict=True))
 
     def kernels(self) -> list[Kernel]:
-        # The engine reports its kernels by writing the optimized graph; the weights go to a file that is not read.
-        options = self._session.get_session_options()
-        with tempfile.TemporaryDirectory() as folder:
-            written = Path(folder) / "optimized.onnx"
-            again = ort.SessionOptions()
-            again.log_severity_level = 3
-            again.add_session_config_entry(*DISABLED)
-            again.add_session_config_entry(*IN_FLOAT)
-            again.graph_optimization_level = options.graph_optimization_level
-            again.optimized_model_filepath = str(written)
-            again.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights")
-            try:
-                ort.InferenceSession(self._model, again, providers=["CPUExecutionProvider"])
-                found = read_nodes(written)
-            except Exception as error:  # the engine's exceptions share no base class
-                raise RuntimeFailure(f"onnxruntime does not report its kernels: {error}") from error
+        options = ort.SessionOptions()
+        options.add_session_config_entry(*DISABLED)
+        options.add_session_config_entry(*IN_FLOAT)
+        options.graph_optimization_level = self._session.get_session_options().graph_optimization_level
+        nodes = read_optimized_nodes(self._model, options, ["CPUExecutionProvider"])
         return [
             Kernel(name, node.kind, find_arithmetic(node))
-            for node in found
+            for node in nodes
             if find_arithmetic(node)
             for name in NODE_SUFFIX.sub("", node.name).split(JOINED)
         ]
@@ -133,6 +122,21 @@ class OnnxRuntime(Runtime):
 def make_session(session: ort.InferenceSession, model: Path) -> Session:
     """Return the session of a loaded model; one whose batch is fixed to one row runs row by row."""
     return open_row_by_row(OrtSession(session, model), (each.shape for each in session.get_inputs()))
+
+
+def read_optimized_nodes(model: Path, options: ort.SessionOptions, providers: Sequence[Any]) -> list[Node]:
+    """Read the nodes that the engine makes of a model. It reports its kernels by writing the optimized graph; the
+    weights go to a file that is not read."""
+    with tempfile.TemporaryDirectory() as folder:
+        written = Path(folder) / "optimized.onnx"
+        options.log_severity_level = 3
+        options.optimized_model_filepath = str(written)
+        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights")
+        try:
+            ort.InferenceSession(model, options, providers=providers)
+            return read_nodes(written)
+        except Exception as error:  # the engine's exceptions share no base class
+            raise RuntimeFailure(f"onnxruntime does not report its kernels: {error}") from error
 
 
 def find_arithmetic(node: Node) -> str:

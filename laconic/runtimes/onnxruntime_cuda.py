@@ -5,7 +5,6 @@ inputs and outputs runs in the tests, on the CPU provider.
 """
 
 import logging
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,11 +15,10 @@ import onnxruntime as ort
 
 from laconic.arrays import Array, Arrays
 from laconic.errors import LaconicError, MissingPackage, RuntimeFailure
-from laconic.runtimes.cuda_device import CudaStream, find_gpu
+from laconic.runtimes.cuda_device import CudaStream, PinnedBuffers, Shape, find_gpu
 from laconic.runtimes.device_policy import ReplayCache
-from laconic.runtimes.onnx_file import Node, read_nodes
-from laconic.runtimes.onnxruntime import NODE_SUFFIX, OrtSession
-from laconic.runtimes.pinned_buffers import PinnedBuffers, Shape
+from laconic.runtimes.onnx_file import Node
+from laconic.runtimes.onnxruntime import NODE_SUFFIX, OrtSession, read_optimized_nodes
 from laconic.runtimes.runtime import Compute, Kernel, Runtime
 
 log = logging.getLogger("laconic.onnxruntime")
@@ -142,20 +140,10 @@ class OrtCudaSession(OrtSession):
         self._replays.clear()
 
     def kernels(self) -> list[Kernel]:
-        with tempfile.TemporaryDirectory() as folder:
-            written = Path(folder) / "optimized.onnx"
-            options = ort.SessionOptions()
-            options.log_severity_level = 3
-            options.optimized_model_filepath = str(written)
-            options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "weights")
-            try:
-                ort.InferenceSession(self._model, options, providers=[(PROVIDER, PROVIDER_OPTIONS)])
-                found = read_nodes(written)
-            except Exception as error:  # the engine's exceptions share no base class
-                raise RuntimeFailure(f"onnxruntime does not report its kernels: {error}") from error
+        nodes = read_optimized_nodes(self._model, ort.SessionOptions(), [(PROVIDER, PROVIDER_OPTIONS)])
         return [
             Kernel(NODE_SUFFIX.sub("", node.name), node.kind, find_weight_type(node))
-            for node in found
+            for node in nodes
             if node.kind in LAYERS and find_weight_type(node)
         ]
 
@@ -192,15 +180,15 @@ class OnnxRuntimeCuda(Runtime):
             raise RuntimeFailure(f"onnxruntime refused {model}: {error}") from error
 
     def _open(self, model: Path, threads: int, stream: CudaStream) -> OrtCudaSession:
-        given = {**PROVIDER_OPTIONS, "user_compute_stream": str(int(stream.handle))}
+        provider = {**PROVIDER_OPTIONS, "user_compute_stream": str(int(stream.handle))}
         captures = True
         try:
-            session = make_session(model, threads, {**given, **CUDA_GRAPHS})
+            session = make_session(model, threads, {**provider, **CUDA_GRAPHS})
         except Exception as error:  # the engine's exceptions share no base class
             if REFUSES_GRAPHS not in str(error):
                 raise
             captures = False
-            session = make_session(model, threads, given)
+            session = make_session(model, threads, provider)
         if session.get_providers()[0] != PROVIDER:  # it would run on the CPU without being asked
             raise RuntimeFailure(
                 "onnxruntime found no GPU that it can use. Look at nvidia-smi, and at the CUDA version that "
@@ -209,18 +197,18 @@ class OnnxRuntimeCuda(Runtime):
         return OrtCudaSession(session, model, stream, captures=captures)
 
 
-def make_session(model: Path, threads: int, given: Mapping[str, str]) -> ort.InferenceSession:
+def make_session(model: Path, threads: int, provider: Mapping[str, str]) -> ort.InferenceSession:
     """Load a model file with options of the provider; what fails is raised, and not tried on the CPU."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
     options.add_session_config_entry(*WEIGHTS_BESIDE_ARENA)
-    return ort.InferenceSession(model, options, providers=[(PROVIDER, dict(given))], enable_fallback=0)
+    return ort.InferenceSession(model, options, providers=[(PROVIDER, dict(provider))], enable_fallback=0)
 
 
 def make_run_options(graph: int, *, waits: bool) -> ort.RunOptions:
-    """The options of a run. graph: the number of its CUDA graph, which the provider captures if it has none of that
-    number, or NO_CAPTURE. waits: whether the run ends when the device is done, and not when all is queued."""
+    """Make the options of a run. graph: the number of its CUDA graph, which the provider captures if it has none of
+    that number, or NO_CAPTURE. waits: whether the run ends when the device is done, and not when all is queued."""
     options = ort.RunOptions()
     options.add_run_config_entry("gpu_graph_id", str(graph))
     if not waits:
@@ -229,18 +217,18 @@ def make_run_options(graph: int, *, waits: bool) -> ort.RunOptions:
 
 
 def find_shapes(
-    declared: Mapping[str, Sequence[Any]], given: Mapping[str, Shape], outputs: Mapping[str, Sequence[Any]]
+    declared: Mapping[str, Sequence[Any]], shapes: Mapping[str, Shape], outputs: Mapping[str, Sequence[Any]]
 ) -> dict[str, Shape] | None:
-    """The shapes of the outputs, by the names of the inputs' axes; None where these do not tell them, or where the
+    """Find the shapes of the outputs, by the names of the inputs' axes; None where these do not tell them, or where the
     inputs do not fit.
 
     declared, outputs: by name, an integer for a fixed axis, a name for a dynamic one, None for one without a name.
     """
     sizes: dict[str, int] = {}
     for name, axes in declared.items():
-        if name not in given or len(given[name]) != len(axes):
+        if name not in shapes or len(shapes[name]) != len(axes):
             return None
-        for axis, size in zip(axes, given[name], strict=True):
+        for axis, size in zip(axes, shapes[name], strict=True):
             if axis is not None and size != (axis if isinstance(axis, int) else sizes.setdefault(axis, size)):
                 return None
     if not all(isinstance(axis, int) or axis in sizes for axes in outputs.values() for axis in axes):
@@ -251,5 +239,5 @@ def find_shapes(
 
 
 def find_weight_type(node: Node) -> str:
-    """The type of a layer's weight, which is that of its arithmetic; empty where it is not a float."""
+    """Find the type of a layer's weight, which is that of its arithmetic; empty where it is not a float."""
     return next((dtype for dtype in node.weights if "float" in dtype), "")

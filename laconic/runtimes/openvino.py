@@ -8,8 +8,7 @@ from pathlib import Path
 
 from laconic.arrays import Array, Arrays
 from laconic.errors import RuntimeFailure
-from laconic.runtimes.row_by_row_session import open_row_by_row
-from laconic.runtimes.runtime import Compute, Kernel, Runtime, Session
+from laconic.runtimes.runtime import Compute, Kernel, Runtime, Session, open_row_by_row
 
 # Importing openvino sends telemetry to Google Analytics and writes an identifier into the home folder, without consent
 # (openvino/tools/ovc/__init__.py, 2026.4). If that converter cannot be imported, openvino works without it. Nothing
@@ -37,7 +36,7 @@ wrong (2026.4, AVX2); those of the products and the softmax in a graph that is p
 
 @functools.cache
 def core() -> ov.Core:
-    """OpenVINO's core: one, which lives as long as the process.
+    """Return OpenVINO's core: one, which lives as long as the process.
 
     The CPU plugin of a core gives the thread that first uses it another signal stack (for AMX) and unmaps that stack
     when the core is freed (`SigAltStackSetup` in its plugin.cpp). Freed by another thread, it would leave the first one

@@ -37,10 +37,10 @@ def gather_rows(outputs: Iterable[tuple[Array, Arrays]], count: int) -> Arrays:
 
     outputs: for each batch the indices of its samples, and its outputs by name.
     """
-    found: dict[str, list[Array]] = {}
+    rows: dict[str, list[Array]] = {}
     for indices, batch in outputs:
         for name, array in batch.items():
-            slots = found.setdefault(name, [np.empty(0)] * count)
+            slots = rows.setdefault(name, [np.empty(0)] * count)
             for index, row in zip(indices, array, strict=True):
                 slots[index] = row
-    return {name: stack_padded(slots) for name, slots in found.items()}
+    return {name: stack_padded(slots) for name, slots in rows.items()}

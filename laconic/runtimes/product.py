@@ -66,7 +66,7 @@ class FallbackGroup(BaseModel):
 
 
 def share_multiply_adds(products: Sequence[Product], *, planned: bool = False) -> dict[str, float]:
-    """The share of the multiply-adds in each arithmetic, the largest first; empty where no kernel is known.
+    """Return the share of the multiply-adds in each arithmetic, the largest first; empty where no kernel is known.
 
     planned: as the placed graph asks for, and not as the engine reports.
     """
@@ -86,7 +86,7 @@ def group_fallbacks(products: Sequence[Product]) -> list[FallbackGroup]:
     for each in products:
         if each.reason:
             groups[each.kind, each.asked, each.runs or each.planned, each.reason].append(each)
-    found = [
+    fallbacks = [
         FallbackGroup(
             kind=kind,
             asked=asked,
@@ -98,7 +98,7 @@ def group_fallbacks(products: Sequence[Product]) -> list[FallbackGroup]:
         )
         for (kind, asked, runs, reason), group in groups.items()
     ]
-    return sorted(found, key=lambda group: -group.share)
+    return sorted(fallbacks, key=lambda group: -group.share)
 
 
 def describe_shares(shares: Mapping[str, float]) -> str:

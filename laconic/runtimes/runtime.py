@@ -1,11 +1,13 @@
 """The interface of an inference engine (runtime), and of a model that it has loaded (session)."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Literal, Self
+
+import numpy as np
 
 from laconic import registry
 from laconic.arrays import Array, Arrays
@@ -44,13 +46,13 @@ def find_kernel(node: str, kernels: Sequence[Kernel], fused: Collection[str] | N
     module, _, _ = node.rpartition("/")
     whole = {node, *((f"{module}/Add",) if fused is None else fused)}
     parts = (f"{node}/", f"{node}_token_")
-    own = [
+    candidates = [
         kernel
         for kernel in kernels
         if (kernel.node in whole or kernel.node.startswith(parts)) and not kernel.kind.startswith(CONSTANT)
     ]
-    own.sort(key=lambda kernel: (kernel.precision != "int8", kernel.node != f"{node}/integer"))
-    return own[0] if own else None
+    candidates.sort(key=lambda kernel: (kernel.precision != "int8", kernel.node != f"{node}/integer"))
+    return candidates[0] if candidates else None
 
 
 class Session(ABC):
@@ -61,7 +63,7 @@ class Session(ABC):
         """Run the model. Returns the outputs by name, as newly allocated arrays. Raises RuntimeFailure if it fails."""
 
     def kernels(self) -> list[Kernel]:
-        """The kernels that run for the nodes with weights; empty if the engine does not report them."""
+        """Return the kernels that run for the nodes with weights; empty if the engine does not report them."""
         return []
 
     def close(self) -> None:  # noqa: B027 - an engine without resources to release need not override it
@@ -86,11 +88,11 @@ class Runtime(ABC):
 
     @abstractmethod
     def version(self) -> str:
-        """The engine's version."""
+        """Return the engine's version."""
 
     @abstractmethod
     def computes(self) -> tuple[Compute, ...]:
-        """The arithmetics that the engine has kernels for on this machine, for layers that are not quantized."""
+        """Return the arithmetics that the engine has kernels for on this machine, for layers that are not quantized."""
 
     @abstractmethod
     def open(self, model: Path, *, threads: int = 1, compute: Compute = "float32") -> Session:
@@ -115,3 +117,32 @@ def make_runtime(name: str) -> Runtime:
     """Make the engine registered under `name`."""
     runtime: Runtime = registry.resolve("runtime", name)()
     return runtime
+
+
+class RowByRowSession(Session):
+    """A session that runs a batch row by row, for a model that takes a single row."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def run(self, inputs: Mapping[str, Array]) -> Arrays:
+        rows = len(next(iter(inputs.values())))
+        answers = [self.session.run({name: array[[row]] for name, array in inputs.items()}) for row in range(rows)]
+        if rows == 1:
+            return answers[0]
+        return {name: np.concatenate([answer[name] for answer in answers]) for name in answers[0]}
+
+    def kernels(self) -> list[Kernel]:
+        return self.session.kernels()
+
+    def close(self) -> None:
+        self.session.close()
+
+
+def open_row_by_row(session: Session, shapes: Iterable[Sequence[object]]) -> Session:
+    """Return the session, or one that runs batches row by row where the model takes a single row.
+
+    shapes: of the model's inputs; an integer is a fixed size.
+    """
+    firsts = [shape[0] if len(shape) else None for shape in shapes]
+    return RowByRowSession(session) if firsts and all(first == 1 for first in firsts) else session

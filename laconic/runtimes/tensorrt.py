@@ -16,13 +16,12 @@ import tensorrt as trt
 from laconic.arrays import Array, Arrays
 from laconic.cache import Cache
 from laconic.errors import LaconicError, RuntimeFailure, UsageError
-from laconic.runtimes.cuda_device import CudaGraph, CudaStream, DeviceMemory, Gpu, find_gpu
+from laconic.runtimes.cuda_device import UNBOUNDED, CudaGraph, CudaStream, DeviceMemory, Gpu, PinnedBuffers, find_gpu
 from laconic.runtimes.device_policy import ReplayCache
 from laconic.runtimes.engine_inspector import parse_kernels
 from laconic.runtimes.engine_messages import explain_builder
 from laconic.runtimes.engine_spec import Bounds, EngineSpec, Shape, describe_model
 from laconic.runtimes.engine_store import ENGINE, EngineStore
-from laconic.runtimes.pinned_buffers import UNBOUNDED, PinnedBuffers
 from laconic.runtimes.runtime import Compute, Kernel, Runtime, Session
 from laconic.runtimes.tensorrt_builder import LoadedEngine, build_engine, deserialize
 
@@ -134,11 +133,11 @@ class TensorRtSession(Session):
         return outputs
 
     def _largest(self, name: str) -> int:
-        """Bytes of the largest input that the engine takes; the largest shape of an output is not known."""
+        """Return the bytes of the largest input that the engine takes; the largest shape of an output is not known."""
         return self._buffers.size_of(name, self._find_range(name)[1]) if name in self._inputs else UNBOUNDED
 
     def _find_range(self, name: str) -> tuple[Shape, Shape]:
-        """The smallest and the largest shape of an input."""
+        """Find the smallest and the largest shape of an input."""
         shape = tuple(self._engine.get_tensor_shape(name))
         if min(shape, default=0) >= 0:
             return shape, shape
@@ -212,8 +211,8 @@ class TensorRt(Runtime):
         self, model: Path, count: int, *, threads: int = 1, compute: Compute = "float16"
     ) -> Sequence[TensorRtSession]:
         try:
-            found = describe_model(model, self._shapes)
-            loaded = self._load(model, make_spec(found, find_gpu(), self._workspace, self.version()))
+            description = describe_model(model, self._shapes)
+            loaded = self._load(model, make_spec(description, find_gpu(), self._workspace, self.version()))
             return open_sessions(loaded, count)
         except UsageError:
             raise
@@ -249,15 +248,15 @@ def open_sessions(loaded: LoadedEngine, count: int) -> list[TensorRtSession]:
     return sessions
 
 
-def make_spec(found: Any, gpu: Gpu, workspace: int, version: str) -> EngineSpec:
-    """Make the spec of an engine. found: what `describe_model` returned."""
-    digests, profile, sparse = found
+def make_spec(description: Any, gpu: Gpu, workspace: int, version: str) -> EngineSpec:
+    """Make the spec of an engine. description: what `describe_model` returned."""
+    digests, profile, sparse = description
     device = {"gpu" if key == "name" else key: value for key, value in asdict(gpu).items()}
     return EngineSpec(model=digests, profile=profile, sparse=sparse, workspace=workspace, tensorrt=version, **device)
 
 
 def find_dtype(name: str, dtype: Any) -> Any:
-    """The numpy type of an input or output. Raises RuntimeFailure for one that numpy lacks."""
+    """Find the numpy type of an input or output. Raises RuntimeFailure for one that numpy lacks."""
     if dtype not in DTYPES:
         raise RuntimeFailure(f"tensorrt: {name!r} is {dtype}, which numpy lacks. Cast it to FLOAT in the graph")
     return DTYPES[dtype]

@@ -32,7 +32,7 @@ class ErrorLog(trt.ILogger):  # type: ignore[misc]
         self.messages: list[str] = []
 
     def log(self, severity: Any, msg: str) -> None:
-        """Called by TensorRT."""
+        """Keep the message of an error; called by TensorRT."""
         if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR):
             self.messages.append(msg)
 

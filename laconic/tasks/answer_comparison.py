@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from laconic.tasks.agreement import Agreement
 
 
+Labels = Sequence[Any] | None
+"""The labels of all samples; None where there are none."""
+
+
 class AnswerComparison(NamedTask, ABC):
     """How outputs are compared with the original's, and with labels."""
 
@@ -23,29 +27,29 @@ class AnswerComparison(NamedTask, ABC):
 
     @abstractmethod
     def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
-        """The similarity of each answer to its reference, [samples] float64; 1 = identical."""
+        """Return the similarity of each answer to its reference, [samples] float64; 1 = identical."""
 
     def align(self, reference: Arrays, candidate: Arrays) -> Arrays:
-        """The candidate's outputs in the order of the reference's, where the order within a sample says nothing."""
+        """Return the candidate's outputs in the order of the reference's, where the order within a sample says
+        nothing."""
         return candidate
 
-    def agreements(
-        self, reference: Arrays, candidate: Arrays, labels: Sequence[Any] | None = None
-    ) -> Iterable["Agreement"]:
-        """What the candidate's answers keep of the information in the reference's, over all samples, by the task's own
-        matching; nothing more than their fidelity by default. labels: of the samples, where there are any.
-        """
+    def agreements(self, reference: Arrays, candidate: Arrays, labels: Labels = None) -> Iterable["Agreement"]:
+        """Return what the candidate's answers keep of the information in the reference's, over all samples, by the
+        task's own matching; nothing more than their fidelity by default. labels: of the samples, where there are
+        any."""
         return ()
 
     def null_answers(self, reference: Arrays) -> dict[str, Arrays]:
-        """Answers that say nothing about their samples, by name: no verdict may pass them. reference: the original's.
+        """Return answers that say nothing about their samples, by name: no verdict may pass them. reference: the
+        original's.
 
         The fidelity of the best of them is what chance gives; the verdict asks how much better an artifact is.
         """
         return {"constant": repeat_mean(reference), "shuffled": shuffle_rows(reference)}
 
     def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
-        """The metric of these outputs against labels, as a function of sample indices; higher is better.
+        """Return the metric of these outputs against labels, as a function of sample indices; higher is better.
 
         Raises InputError where the task has none.
         """

@@ -15,7 +15,7 @@ LABELS = "labels.json"
 
 
 def read_asset(folder: Path, name: str) -> Any:
-    """The JSON in a file of the artifact. Raises CorruptArtifact."""
+    """Read the JSON in a file of the artifact. Raises CorruptArtifact."""
     try:
         return read_json(folder / name)
     except FileNotFoundError:
@@ -25,5 +25,5 @@ def read_asset(folder: Path, name: str) -> Any:
 
 
 def to_json(value: Any) -> bytes:
-    """JSON with sorted keys and a final newline: the same value gives the same bytes."""
+    """Return JSON with sorted keys and a final newline: the same value gives the same bytes."""
     return (json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()

@@ -59,9 +59,9 @@ class RecordingTask(FileTask):
         return {"anyOf": [file, waveform, describe_array(spec.dtype, spec.shape[1:], spec.bounds)]}
 
     def read_recording(self, value: Any) -> tuple[Array, int] | None:
-        """The waveform, [samples] or [samples, channels] float32, and its rate in Hz, of the bytes of an audio file,
-        the same in base64, a Path, or `{"array": [...], "sampling_rate": 16000}`; None for what must be an array that
-        is already the input. Raises InputError."""
+        """Read the waveform, [samples] or [samples, channels] float32, and its rate in Hz, of the bytes of an audio
+        file, the same in base64, a Path, or `{"array": [...], "sampling_rate": 16000}`; None for what must be an array
+        that is already the input. Raises InputError."""
         if isinstance(value, str):
             value = self.read_base64(value)
         if isinstance(value, (bytes, Path)):
@@ -75,9 +75,12 @@ class AudioTask(RecordingTask):
     The inputs are the waveforms and, for a model that is not disturbed by padding, their mask.
     """
 
-    def __init__(self, inputs: tuple[TensorSpec, ...], *, preprocess: AudioPreprocess) -> None:
+    def __init__(
+        self, inputs: tuple[TensorSpec, ...], *, preprocess: AudioPreprocess, labels: tuple[str, ...] = ()
+    ) -> None:
         self.inputs = inputs
         self.preprocess = preprocess
+        self.labels = labels
         # Without a mask the model takes padding for silence, so that answers depend on what else is in the batch.
         self.padding = {spec.name: 0 for spec in inputs} if len(inputs) > 1 else {}
 
@@ -97,7 +100,7 @@ class AudioTask(RecordingTask):
         return {PREPROCESS: to_json(self.preprocess.model_dump(mode="json"))}
 
     def parse(self, value: Any) -> Any:
-        """Takes the bytes of an audio file, the same in base64, a Path, a waveform with its rate as `{"array": [...],
+        """Take the bytes of an audio file, the same in base64, a Path, a waveform with its rate as `{"array": [...],
         "sampling_rate": 16000}`, or an array that is already the input."""
         recording = self.read_recording(value)
         if recording:
@@ -114,8 +117,8 @@ class AudioTask(RecordingTask):
         return sample
 
     def encode(self, samples: Sequence[Any]) -> Arrays:
-        """Shorter recordings are padded with zeros: silence to a model without a mask, which learns from such batches
-        nevertheless, as it was trained."""
+        """Encode recordings, shorter ones padded with zeros: silence to a model without a mask, which learns from such
+        batches nevertheless, as it was trained."""
         longest = max(map(len, samples))
         values = np.zeros((len(samples), longest), np.float32)
         mask = np.zeros((len(samples), longest), np.int64)
@@ -129,13 +132,13 @@ class AudioTask(RecordingTask):
         return len(sample)
 
     def typical(self, batch: int, length: int, seed: int = 0) -> Arrays:
-        """Noise that is `length` frames of 20 ms long, where the bounds allow."""
+        """Make noise that is `length` frames of 20 ms long, where the bounds allow."""
         low, high = self.inputs[0].bounds["samples"]
         samples = min(max(length * self.preprocess.sampling_rate // FRAMES, low), high)
         return self.sample_inputs({BATCH: batch, "samples": samples}, seed)
 
     def examples(self, count: int, seed: int = 0) -> list[Any]:
-        """Tones of varied pitch with noise, of one length where the model cannot pad, else of 1 to 3 s."""
+        """Make tones of varied pitch with noise, of one length where the model cannot pad, else of 1 to 3 s."""
         rng = np.random.default_rng(seed)
         rate = self.preprocess.sampling_rate
         lengths = rng.integers(rate, 3 * rate, count) if self.padding else [2 * rate] * count
@@ -155,7 +158,7 @@ def check_shortest(seconds: float, least: float) -> None:
 
 
 def make_tone(rng: np.random.Generator, length: int, rate: int) -> Array:
-    """A tone that fades in and out a few times a second, with noise, [length] float32 from -1 to 1."""
+    """Make a tone that fades in and out a few times a second, with noise, [length] float32 from -1 to 1."""
     time = np.arange(length) / rate
     pitch, pulse = rng.uniform(80, 400), rng.uniform(2, 8)
     tone = sum(np.sin(2 * np.pi * pitch * overtone * time) / overtone for overtone in (1, 2, 3, 5))
@@ -164,7 +167,7 @@ def make_tone(rng: np.random.Generator, length: int, rate: int) -> Array:
 
 
 def read_waveform(value: Mapping[str, Any]) -> tuple[Array, int]:
-    """The waveform and the sampling rate in `{"array": [...], "sampling_rate": 16000}`. Raises InputError."""
+    """Read the waveform and the sampling rate in `{"array": [...], "sampling_rate": 16000}`. Raises InputError."""
     rate = value.get("sampling_rate")
     if "array" not in value or not isinstance(rate, int) or isinstance(rate, bool):
         raise InputError(f"a waveform must be given as {{'array': [...], 'sampling_rate': 16000}}, not {sorted(value)}")

@@ -4,7 +4,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
@@ -13,10 +13,10 @@ from laconic.arrays import Array, Arrays
 from laconic.errors import InputError
 from laconic.tasks.assets import PREPROCESS, read_asset, to_json
 from laconic.tasks.chat_template import ChatTemplate, MarkedText, mark_completion
-from laconic.tasks.preprocessing import Preprocessing
+from laconic.tasks.classification import TokenPrediction
+from laconic.tasks.preprocessing import Preprocessing, TextOptions
 from laconic.tasks.row_parsing import LABEL
-from laconic.tasks.text import TEXT_SCHEMA, TextTask
-from laconic.tasks.token_prediction import TokenPrediction
+from laconic.tasks.text import SingleText
 from laconic.tasks.training_needs import HealingLoss
 from laconic.tensor import TensorSpec
 
@@ -25,7 +25,7 @@ MESSAGES, PROMPT, COMPLETION = "messages", "prompt", "completion"
 """The columns of a chat, and of a prompt with its completion, in the place of a text."""
 
 
-class CausalLm(TokenPrediction, TextTask):
+class CausalLm(TokenPrediction, SingleText):
     """A classifier whose classes are the tokens: the answer to a text is the distribution of the next token.
 
     A label is the token that follows, as text or, a whole number, by its id. In files, a sample may also be a chat
@@ -45,29 +45,21 @@ class CausalLm(TokenPrediction, TextTask):
         tokenizer: Tokenizer,
         inputs: tuple[TensorSpec, ...],
         *,
-        max_tokens: int,
-        pad_id: int,
         start_id: int,
         end_id: int | None = None,
         chat: ChatTemplate | None = None,
+        **options: Unpack[TextOptions],
     ) -> None:
         """start_id: the token that stands for an empty text, since the model needs one to predict the next. end_id: the
         token that ends a text; None without one. chat: the template of chats; None without one."""
-        super().__init__(tokenizer, inputs, max_tokens=max_tokens, pad_id=pad_id)
+        super().__init__(tokenizer, inputs, **options)
         self.start_id, self.end_id, self.chat = start_id, end_id, chat
 
     @classmethod
     def from_preprocessing(cls, preprocessing: Preprocessing) -> Self:
-        given = preprocessing
-        return cls(
-            given.tokenizer,
-            cls.signature(given),
-            max_tokens=given.max_tokens,
-            pad_id=given.pad_id,
-            start_id=given.start_id,
-            end_id=given.end_id,
-            chat=given.chat,
-        )
+        inputs, options = cls.signature(preprocessing), preprocessing.text_options
+        start_id, end_id, chat = preprocessing.start_id, preprocessing.end_id, preprocessing.chat
+        return cls(preprocessing.tokenizer, inputs, start_id=start_id, end_id=end_id, chat=chat, **options)
 
     @classmethod
     def from_assets(cls, folder: Path, inputs: tuple[TensorSpec, ...]) -> Self:
@@ -89,22 +81,14 @@ class CausalLm(TokenPrediction, TextTask):
             return (mark_completion(values.get(PROMPT), values[COMPLETION]),), None
         return super().read_row(values, folder)
 
-    def sample_schema(self) -> dict[str, Any]:
-        return TEXT_SCHEMA
-
-    def parse(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return value
-        raise InputError(f"a sample must be a text, not {type(value).__name__}")
-
     def with_chat_template(self, text: str) -> Self:
-        """The same task with another chat template."""
+        """Return the same task with another chat template."""
         task = copy.copy(self)
         task.chat = ChatTemplate(text, self.chat.tokens if self.chat else {})
         return task
 
     def mark_chat(self, messages: Any) -> MarkedText:
-        """The text of a chat with its answers. Raises InputError."""
+        """Return the text of a chat with its answers. Raises InputError."""
         if self.chat is None:
             raise InputError(
                 "the model has no chat template, so a chat cannot be made a text. Give one as data.chat_template, or "
@@ -117,11 +101,12 @@ class CausalLm(TokenPrediction, TextTask):
         if not whole:
             return super().encode_texts(samples)
         plain = iter(super().encode_texts([each for index, each in enumerate(samples) if index not in whole]))
-        given = iter(self.tokenizer.encode_batch([str(samples[i]) for i in sorted(whole)], add_special_tokens=False))
-        return [next(given if index in whole else plain) for index in range(len(samples))]
+        marked = iter(self.tokenizer.encode_batch([str(samples[i]) for i in sorted(whole)], add_special_tokens=False))
+        return [next(marked if index in whole else plain) for index in range(len(samples))]
 
     def tokenize(self, samples: Sequence[str]) -> list[tuple[Array, Array]]:
-        """Each text's tokens, ids [tokens] int64 and whether each is learned [tokens] bool; nothing is truncated.
+        """Return each text's tokens, ids [tokens] int64 and whether each is learned [tokens] bool; nothing is
+        truncated.
 
         A token is learned if any of its characters belong to an answer; all are where no answers are marked. A text
         that does not end with the end token gets it, unless it is a chat, whose template ends it.
@@ -163,10 +148,10 @@ class CausalLm(TokenPrediction, TextTask):
         return {"input_ids": ids, "attention_mask": mask}
 
     def figures_from_loss(self, loss: float) -> dict[str, float]:
-        """The perplexity; a loss of more than 700 is taken as 700, since its exponential is no float."""
+        """Return the perplexity; a loss of more than 700 is taken as 700, since its exponential is no float."""
         return {"perplexity": math.exp(min(loss, 700.0))}
 
     def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:
-        """The probabilities; after them the last hidden states, where layers are shared."""
+        """Compare the probabilities; after them the last hidden states, where layers are shared."""
         shared: dict[HealingLoss, float] = {"last-hidden-state": 1.0} if layers else {}
         return {"probabilities": 1.0, **shared}

@@ -34,7 +34,7 @@ class MarkedText(str):
 
 
 def mark_completion(prompt: Any, completion: Any) -> MarkedText:
-    """A prompt with its completion, which is the answer. Raises InputError unless both are texts."""
+    """Return a prompt with its completion, which is the answer. Raises InputError unless both are texts."""
     for name, value in (("prompt", prompt), ("completion", completion)):
         if not isinstance(value, str):
             raise InputError(f"expected a string under {name!r}, got {type(value).__name__}")
@@ -81,8 +81,8 @@ class ChatTemplate:
         return {"text": self.text, "tokens": self.tokens}
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, prompt: bool = False) -> str:
-        """The text of a chat. prompt: add what begins the next answer. Raises InputError where the template refuses the
-        chat."""
+        """Render a chat as text. prompt: add what begins the next answer. Raises InputError where the template refuses
+        the chat."""
         template = self._template
         try:
             return str(template.render(messages=messages, add_generation_prompt=prompt, **self.tokens))
@@ -90,7 +90,7 @@ class ChatTemplate:
             raise InputError(f"the model's chat template refuses the chat: {' '.join(str(error).split())}") from error
 
     def mark(self, messages: Any) -> MarkedText:
-        """The text of a chat whose answers are the turns of the assistant, each with what ends its turn.
+        """Return the text of a chat whose answers are the turns of the assistant, each with what ends its turn.
 
         Raises InputError for what is no chat with an answer, and where the template renders an answer in another way
         once others follow it.
@@ -124,5 +124,5 @@ def check_messages(messages: Any) -> None:
 
 
 def to_plain_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    """The filter `tojson` as chat templates expect it: without the escapes of HTML."""
+    """Return the filter `tojson` as chat templates expect it: without the escapes of HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, **options)

@@ -31,7 +31,7 @@ class CheckpointLoading(NamedTask):
 
     @classmethod
     def from_signature(cls, inputs: "tuple[TensorSpec, ...]") -> Self:
-        """The task of a plain module or graph with these inputs, without a tokenizer or image settings.
+        """Return the task of a plain module or graph with these inputs, without a tokenizer or image settings.
 
         Raises SourceError where the task needs more than the inputs.
         """
@@ -39,38 +39,39 @@ class CheckpointLoading(NamedTask):
 
     @classmethod
     def from_preprocessing(cls, preprocessing: "Preprocessing") -> Self:
-        """The task of a checkpoint of transformers; every task with an `auto_class` has this."""
+        """Return the task of a checkpoint of transformers; every task with an `auto_class` has this."""
         raise SourceError(f"task {cls.name!r} is not for models of transformers. Give the model with a --builder")
 
     @classmethod
     def fits(cls, config: Mapping[str, Any]) -> bool:
-        """Whether a model with this config.json, of one of the `architectures`, can be for this task."""
+        """Return whether a model with this config.json, of one of the `architectures`, can be for this task."""
         return True
 
     @classmethod
     def recognizes(cls, config: Mapping[str, Any]) -> bool:
-        """Whether a model with this config.json, of one of the `architectures`, is for this task by default."""
+        """Return whether a model with this config.json, of one of the `architectures`, is for this task by default."""
         return cls.fits(config)
 
     @classmethod
     def new_classes(cls, labels: Sequence[Any], known: Sequence[str]) -> tuple[str, ...]:
-        """The classes of a new head for these labels of rows; empty where a head with the classes `known` has them all.
+        """Return the classes of a new head for these labels of rows; empty where a head with the classes `known` has
+        them all.
 
         Asked where `has_class_head`. Raises DataError for labels that are not for this task.
         """
         return ()
 
     def with_chat_template(self, text: str) -> Self:
-        """The same task for a model with another chat template. Raises UsageError where samples are no chats."""
+        """Return the same task for a model with another chat template. Raises UsageError where samples are no chats."""
         raise UsageError(f"a chat_template is for language models, and this model is for {self.name}. Leave it out")
 
 
 def count_outputs(config: Mapping[str, Any]) -> int:
-    """How many outputs the head of a config.json has; transformers takes two where it says nothing."""
+    """Return how many outputs the head of a config.json has; transformers takes two where it says nothing."""
     labels = config.get("id2label")
     return len(labels) if labels else int(config.get("num_labels", 2))
 
 
 def reads_waveforms(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is that of wav2vec 2.0 or a relative, whose heads are named as those of texts."""
+    """Return whether a config.json is that of wav2vec 2.0 or a relative, whose heads are named as those of texts."""
     return "conv_stride" in config

@@ -1,30 +1,41 @@
 """The classes that a model tells apart: their names in files, and what the labels of samples say of them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from laconic.errors import DataError
 from laconic.tasks.assets import LABELS, read_asset, to_json
+from laconic.tasks.checkpoint_loading import reads_waveforms
+from laconic.tasks.preprocessing import Preprocessing
+from laconic.tasks.task import Task
+from laconic.tasks.text import TextTask
+from laconic.tensor import TensorSpec
 
 SPARSE = 10
 """Numeric labels whose highest is at least so many times their count are names, not indices of classes."""
 
 
-def label_assets(labels: Sequence[str]) -> dict[str, bytes]:
-    """The artifact file with the names of the classes."""
-    return {LABELS: to_json(list(labels))}
+class LabelledTask(Task):
+    """Mixin of tasks whose classes have names, which the artifact holds."""
 
+    @classmethod
+    def from_preprocessing(cls, preprocessing: Preprocessing) -> Self:
+        return super().from_preprocessing(preprocessing).with_labels(preprocessing.labels)
 
-def read_labels(folder: Path) -> tuple[str, ...]:
-    """Read the names of the classes from an artifact. Raises CorruptArtifact."""
-    return tuple(str(label) for label in read_asset(folder, LABELS))
+    @classmethod
+    def from_assets(cls, folder: Path, inputs: tuple[TensorSpec, ...]) -> Self:
+        task = super().from_assets(folder, inputs)
+        return task.with_labels([str(label) for label in read_asset(folder, LABELS)])
+
+    def assets(self) -> dict[str, bytes]:
+        return super().assets() | {LABELS: to_json(list(self.labels))}  # type: ignore[safe-super]  # not alone
 
 
 def find_class(label: Any, labels: Sequence[str]) -> int:
-    """The number of a class given by its name or its number. labels: the names; empty where any number will do.
+    """Find the number of a class given by its name or its number. labels: the names; empty where any number will do.
 
     Raises DataError for a label that is no class.
     """
@@ -39,7 +50,7 @@ def find_class(label: Any, labels: Sequence[str]) -> int:
 
 
 def are_known(labels: Iterable[Any], known: Sequence[str]) -> bool:
-    """Whether each label is a class of a model that has these."""
+    """Return whether each label is a class of a model that has these."""
     try:
         return len(known) > 1 and all(find_class(label, known) >= 0 for label in labels)
     except DataError:
@@ -54,7 +65,7 @@ def check_names(labels: Iterable[Any]) -> None:
 
 
 def class_names(labels: Iterable[Any]) -> tuple[str, ...]:
-    """The classes of a new head: the sorted names, or one class for each number from 0 to the highest.
+    """Return the classes of a new head: the sorted names, or one class for each number from 0 to the highest.
 
     Raises DataError for names mixed with numbers, and for fewer than two classes.
     """
@@ -75,3 +86,13 @@ def class_names(labels: Iterable[Any]) -> tuple[str, ...]:
     if any(numbers):
         raise DataError(f"{len(names)} labels go up to {highest}: classes are numbered from 0. Give names instead")
     return tuple(sorted(names, key=int))
+
+
+class LabelledText(LabelledTask, TextTask):
+    """A text task whose classes have names, which the artifact holds."""
+
+    has_class_head = True
+
+    @classmethod
+    def recognizes(cls, config: Mapping[str, Any]) -> bool:
+        return not reads_waveforms(config) and cls.fits(config)

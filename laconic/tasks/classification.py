@@ -4,13 +4,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from laconic.arrays import Array, Arrays, first, softmax
+from laconic.errors import DataError
 from laconic.metrics import Scorer, make_mean_scorer, overlap
 from laconic.tasks.agreement import Agreement, compare_classes
+from laconic.tasks.answer_comparison import Labels
 from laconic.tasks.checkpoint_loading import count_outputs
 from laconic.tasks.classes import are_known, check_names, class_names, find_class
 from laconic.tasks.null_answers import make_null_logits, shuffle_rows
+from laconic.tasks.task import Task
 from laconic.tasks.tolerance import Tolerance
 from laconic.tasks.training_needs import HealingLoss
 
@@ -24,7 +28,7 @@ feed-forward units, after 600 steps: a divergence from the original of 0.057 wit
 weight of 1; after 300 of them 0.089, 0.097, and 0.124 with 3 and no temperature."""
 
 
-class Classification:
+class Classification(Task):
     """Mixin of classifiers: logits [samples, classes] to answers and figures.
 
     Fidelity is the overlap of the two probability distributions: 1 minus their total variation distance.
@@ -37,7 +41,6 @@ class Classification:
     problem_type: ClassVar[str | None] = "single_label_classification"
     answer: ClassVar[str] = "label"
     """The key of the class in an answer."""
-    labels: tuple[str, ...]
 
     @classmethod
     def fits(cls, config: Mapping[str, Any]) -> bool:
@@ -46,8 +49,8 @@ class Classification:
     @classmethod
     def new_classes(cls, labels: Sequence[Any], known: Sequence[str]) -> tuple[str, ...]:
         check_names(labels)
-        wanted = set(labels)
-        return () if are_known(wanted, known) else class_names(wanted)
+        names = set(labels)
+        return () if are_known(names, known) else class_names(names)
 
     def parse_label(self, value: Any, sample: Any) -> Any:
         return self.index(value)
@@ -60,20 +63,14 @@ class Classification:
             answers.append({**scores[0], "scores": scores})
         return answers
 
-    def label(self, index: int) -> str:
-        """The name of a class, or its number where it has no name."""
-        return self.labels[index] if index < len(self.labels) else str(index)
-
     def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
         return overlap(first(reference), first(candidate))
 
-    def agreements(
-        self, reference: Arrays, candidate: Arrays, labels: Sequence[Any] | None = None
-    ) -> Iterable[Agreement]:
+    def agreements(self, reference: Arrays, candidate: Arrays, labels: Labels = None) -> Iterable[Agreement]:
         return compare_classes(first(reference).argmax(-1), first(candidate).argmax(-1), self.name_class)
 
     def name_class(self, index: int) -> str:
-        """The words for a class in a verdict."""
+        """Return the words for a class in a verdict."""
         return f"{self.answer} {self.label(index)!r}"
 
     def null_answers(self, reference: Arrays) -> dict[str, Arrays]:
@@ -86,9 +83,41 @@ class Classification:
         return make_mean_scorer((chosen == np.array([self.index(label) for label in labels])).astype(np.float64))
 
     def index(self, label: Any) -> int:
-        """The number of a class given by its name or its number. Raises DataError."""
+        """Return the number of a class given by its name or its number. Raises DataError."""
         return find_class(label, self.labels)
 
     def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:
-        """All hidden states and the probabilities; the probabilities alone where no layers are shared."""
+        """Compare all hidden states and the probabilities; the probabilities alone where no layers are shared."""
         return {"hidden-states": 1.0, "probabilities": PROBABILITIES} if layers else {"probabilities": 1.0}
+
+
+class TokenPrediction(Classification):
+    """Mixin of text tasks whose answer is the distribution of one token.
+
+    A label is a token, as text or, a whole number, by its id.
+    """
+
+    answer = "token"
+    tokenizer: Tokenizer
+
+    def label(self, index: int) -> str:
+        """Return a token as text; a part of a character becomes the replacement character."""
+        return str(self.tokenizer.decode([int(index)], skip_special_tokens=False))
+
+    def index(self, label: Any) -> int:
+        """Return the id of a token given by its text or its id. Raises DataError for anything but one token."""
+        size = self.tokenizer.get_vocab_size()
+        if isinstance(label, (int, np.integer)) and not isinstance(label, bool):
+            if 0 <= label < size:
+                return int(label)
+            raise DataError(f"label {label!r} is no token's id; expected 0 to {size - 1}")
+        if not isinstance(label, str):
+            raise DataError(f"a label must be a token, as text or as its id, not {label!r}")
+        known = self.tokenizer.token_to_id(label)
+        ids = [known] if known is not None else self.tokenizer.encode(label, add_special_tokens=False).ids
+        if len(ids) != 1:
+            raise DataError(
+                f"label {label!r} is {len(ids)} tokens of this model, expected one. Give a single token, with "
+                f"the space before it where it has one"
+            )
+        return int(ids[0])

@@ -25,14 +25,14 @@ class CtcVocabulary(BaseModel):
     unknown: int | None = None
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of the likeliest token of each frame: repetitions count once, blanks not at all."""
+        """Return the text of the likeliest token of each frame: repetitions count once, blanks not at all."""
         kept = [token for token, _ in groupby(ids) if token != self.blank]
         names = [self.tokens[token] if token < len(self.tokens) else "" for token in kept]
         text = "".join(" " if name == self.delimiter else name for name in names).strip()
         return text.lower() if self.upper else text
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text's characters. Raises DataError for one that the model cannot write."""
+        """Return the ids of a text's characters. Raises DataError for one that the model cannot write."""
         known = {token: index for index, token in enumerate(self.tokens)}
         ids = []
         for character in text.upper() if self.upper else text:

@@ -1,5 +1,8 @@
-"""The tensors of a decoder that writes token by token, beside those of its source."""
+"""The tensors of a decoder that writes token by token, beside those of its source; and groups of tokens."""
 
+import numpy as np
+
+from laconic.arrays import Array, softmax
 from laconic.tensor import BATCH, TensorSpec
 
 DECODER_INPUT_IDS = "decoder_input_ids"
@@ -27,7 +30,7 @@ CacheShape = tuple[int, int, int]
 
 
 def describe_target(longest: int, cache: CacheShape) -> tuple[TensorSpec, ...]:
-    """The inputs of a target of at most `longest` tokens."""
+    """Return the inputs of a target of at most `longest` tokens."""
     layers, heads, width = cache
     masked = (
         TensorSpec(name=name, dtype="int64", shape=(BATCH, TARGET), bounds={TARGET: (1, longest)})
@@ -35,3 +38,25 @@ def describe_target(longest: int, cache: CacheShape) -> tuple[TensorSpec, ...]:
     )
     shape = (BATCH, layers, heads, PAST, width)
     return (*masked, TensorSpec(name=PAST, dtype="float32", shape=shape, bounds={PAST: (0, longest)}))
+
+
+GROUPS = 1024
+"""The groups of the vocabulary over which the distribution of a token is summed: a token is in the group of its id
+modulo GROUPS. The overlap of two distributions over groups is at least that over tokens, and equal where no two likely
+tokens share a group. The logits of 400 answers of 60 tokens from a vocabulary of 250,000 would take 24 GB, in groups
+they take 100 MB."""
+
+
+def group_probabilities(logits: Array) -> Array:
+    """Return the probabilities of groups, [rows, tokens, groups] float32; of tokens where the vocabulary is no larger.
+
+    logits: [rows, tokens, vocabulary].
+    """
+    vocabulary = logits.shape[2]
+    if vocabulary <= GROUPS:
+        return np.asarray(softmax(logits), np.float32)
+    grouped = np.empty((*logits.shape[:2], GROUPS), np.float32)
+    for row, row_logits in enumerate(logits):  # one row at a time: a copy of all logits may take gigabytes
+        padded = np.pad(softmax(row_logits), ((0, 0), (0, -vocabulary % GROUPS)))
+        grouped[row] = padded.reshape(len(row_logits), -1, GROUPS).sum(axis=1)
+    return grouped

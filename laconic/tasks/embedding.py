@@ -9,6 +9,7 @@ from laconic.arrays import Array, Arrays, first
 from laconic.errors import InputError
 from laconic.metrics import Scorer, cosine, cosine_matrix, find_nearest_neighbours, make_mean_scorer, spearman
 from laconic.tasks.agreement import Agreement, share_of
+from laconic.tasks.answer_comparison import Labels
 from laconic.tasks.tolerance import Tolerance
 from laconic.tasks.training_needs import HealingLoss
 
@@ -45,9 +46,7 @@ class Embedding:
     def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
         return cosine(first(reference), first(candidate))
 
-    def agreements(
-        self, reference: Arrays, candidate: Arrays, labels: Sequence[Any] | None = None
-    ) -> Iterator[Agreement]:
+    def agreements(self, reference: Arrays, candidate: Arrays, labels: Labels = None) -> Iterator[Agreement]:
         a, b = first(reference), first(candidate)
         if len(a) < FEWEST:
             return
@@ -60,7 +59,7 @@ class Embedding:
         yield Agreement("centred_cosine", float(cosine(a - centre, b - centre).mean()), CENTRED_LEAST)
 
     def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:
-        """The vectors and their similarities; before them all hidden states, where layers are shared."""
+        """Compare the vectors and their similarities; before them all hidden states, where layers are shared."""
         shared: dict[HealingLoss, float] = {"hidden-states": 1.0} if layers else {}
         return {**shared, "vectors": 1.0, "similarities": 5.0}
 
@@ -70,10 +69,10 @@ class Embedding:
 
 
 def has_image_config(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is that of a model which reads images alone."""
+    """Return whether a config.json is that of a model which reads images alone."""
     return "vocab_size" not in config and any(name in config for name in IMAGE_KEYS)
 
 
 def has_two_towers(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is that of a model with an encoder of texts and one of images."""
+    """Return whether a config.json is that of a model with an encoder of texts and one of images."""
     return "text_config" in config and "vision_config" in config

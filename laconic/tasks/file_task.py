@@ -18,21 +18,21 @@ class FileTask(Task):
     """What a file holds, as in "a recording"."""
 
     def read_base64(self, text: str) -> bytes:
-        """The bytes of a file in base64, or in a data URL. Raises InputError."""
+        """Read the bytes of a file in base64, or in a data URL. Raises InputError."""
         try:
             return base64.b64decode(text.partition("base64,")[2] or text, validate=True)
         except ValueError:  # binascii.Error is one, and so is what other than ASCII raises
             raise InputError(f"{self.content} in JSON must be the file's bytes in base64") from None
 
     def read_field(self, value: Any, folder: Path) -> Any:
-        """The path of a file, relative to `folder`; the bytes of one; or an array as it is."""
+        """Read the path of a file, relative to `folder`; the bytes of one; or an array as it is."""
         if isinstance(value, Mapping) and value.get("bytes"):  # how Parquet files of Hugging Face hold files
             return bytes(value["bytes"])
         if isinstance(value, str):
-            found = folder / value
-            if not found.is_file():
-                raise InputError(f"there is no {self.content.partition(' ')[2]} {value!r} (looked for {found})")
-            return found
+            path = folder / value
+            if not path.is_file():
+                raise InputError(f"there is no {self.content.partition(' ')[2]} {value!r} (looked for {path})")
+            return path
         return value
 
     def from_arrays(self, arrays: Arrays) -> Any:

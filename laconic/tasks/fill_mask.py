@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from tokenizers import Encoding, Tokenizer
 
@@ -11,13 +11,13 @@ from laconic.arrays import Arrays
 from laconic.errors import InputError, SourceError
 from laconic.hashing import hash_of
 from laconic.tasks.assets import PREPROCESS, read_asset, to_json
-from laconic.tasks.preprocessing import Preprocessing
-from laconic.tasks.text import TEXT_SCHEMA, TextTask
-from laconic.tasks.token_prediction import TokenPrediction
+from laconic.tasks.classification import TokenPrediction
+from laconic.tasks.preprocessing import Preprocessing, TextOptions
+from laconic.tasks.text import SingleText
 from laconic.tensor import TensorSpec
 
 
-class FillMask(TokenPrediction, TextTask):
+class FillMask(TokenPrediction, SingleText):
     """A classifier whose classes are the tokens: the answer is the distribution of the masked one.
 
     A text of a file needs no mask: one of its words is masked, chosen by a hash of the text, and is its label.
@@ -31,25 +31,19 @@ class FillMask(TokenPrediction, TextTask):
     architectures = ("ForMaskedLM",)
 
     def __init__(
-        self, tokenizer: Tokenizer, inputs: tuple[TensorSpec, ...], *, max_tokens: int, pad_id: int, mask_id: int
+        self, tokenizer: Tokenizer, inputs: tuple[TensorSpec, ...], *, mask_id: int, **options: Unpack[TextOptions]
     ) -> None:
         """mask_id: the token that stands for the one to predict."""
-        super().__init__(tokenizer, inputs, max_tokens=max_tokens, pad_id=pad_id)
+        super().__init__(tokenizer, inputs, **options)
         self.mask_id = mask_id
         self.mask = str(tokenizer.id_to_token(mask_id))
 
     @classmethod
     def from_preprocessing(cls, preprocessing: Preprocessing) -> Self:
-        given = preprocessing
-        if given.mask_id is None:
+        if (mask_id := preprocessing.mask_id) is None:
             raise SourceError("the tokenizer has no mask token, which a masked language model needs")
-        return cls(
-            given.tokenizer,
-            cls.signature(given),
-            max_tokens=given.max_tokens,
-            pad_id=given.pad_id,
-            mask_id=given.mask_id,
-        )
+        inputs = cls.signature(preprocessing)
+        return cls(preprocessing.tokenizer, inputs, mask_id=mask_id, **preprocessing.text_options)
 
     @classmethod
     def from_assets(cls, folder: Path, inputs: tuple[TensorSpec, ...]) -> Self:
@@ -60,17 +54,12 @@ class FillMask(TokenPrediction, TextTask):
         preprocess = {"max_tokens": self.max_tokens, "pad_id": self.pad_id, "mask_id": self.mask_id}
         return super().assets() | {PREPROCESS: to_json(preprocess)}
 
-    def sample_schema(self) -> dict[str, Any]:
-        return TEXT_SCHEMA
-
     def parse(self, value: Any) -> Any:
-        if not isinstance(value, str):
-            raise InputError(f"a sample must be a text, not {type(value).__name__}")
-        found = self.tokenizer.encode(value).ids.count(self.mask_id)
-        if found != 1:
+        masks = self.tokenizer.encode(super().parse(value)).ids.count(self.mask_id)
+        if masks != 1:
             raise InputError(
                 f"a text must have {self.mask} once in its first {self.max_tokens} tokens, and this one has it "
-                f"{found or 'no'} times"
+                f"{masks or 'no'} times"
             )
         return value
 
@@ -82,7 +71,7 @@ class FillMask(TokenPrediction, TextTask):
         return (text,), token
 
     def mask_word(self, text: str) -> tuple[str, int | None]:
-        """A text with one word masked, and the id of that word; a single token where there is one.
+        """Return a text with one word masked, and the id of that word; a single token where there is one.
 
         Raises InputError for a text without a word.
         """
@@ -114,7 +103,7 @@ class FillMask(TokenPrediction, TextTask):
 
 
 def list_words(encoding: Encoding) -> list[int]:
-    """The positions of words that are one token; of all tokens of words where there are none."""
+    """List the positions of words that are one token; of all tokens of words where there are none."""
     words = {
         index: word
         for index, word in enumerate(encoding.word_ids)
@@ -125,5 +114,5 @@ def list_words(encoding: Encoding) -> list[int]:
 
 
 def mask_first(text: str, mask: str) -> str:
-    """The text with its first word replaced: longer texts are truncated at their end."""
+    """Return the text with its first word replaced: longer texts are truncated at their end."""
     return " ".join([mask, *text.split()[1:]])

@@ -59,7 +59,7 @@ class GenerationSettings(BaseModel):
 
     @classmethod
     def of_length(cls, tokens: int) -> "GenerationSettings":
-        """The settings of answers of exactly so many tokens, to be timed."""
+        """Return the settings of answers of exactly so many tokens, to be timed."""
         return cls(decoder_start_token_id=0, max_new_tokens=tokens, min_new_tokens=tokens)
 
     @property
@@ -80,12 +80,12 @@ class GenerationSettings(BaseModel):
         return bool(self.languages) + len(self.forced_decoder_ids)
 
     def find_forced(self, place: int) -> int | None:
-        """The token at this place of an answer, where it is not chosen."""
+        """Find the token at this place of an answer, where it is not chosen."""
         first = self.forced_places.start
         return self.forced_decoder_ids[place - first] if first <= place < self.begin else None
 
     def describe_difference(self) -> str | None:
-        """A sentence where transformers would not choose greedily; None where it would."""
+        """Say where transformers would not choose greedily; None where it would."""
         if self.num_beams == 1 and not self.do_sample:
             return None
         how = "samples" if self.do_sample else f"searches with {self.num_beams} beams"
@@ -95,7 +95,8 @@ class GenerationSettings(BaseModel):
         )
 
     def choose(self, logits: Array, written: Array) -> Array:
-        """The next token of each row that is not forced, [rows] int64, in the order of transformers' logits processors.
+        """Choose the next token of each row that is not forced, [rows] int64, in the order of transformers' logits
+        processors.
 
         logits: [rows, vocabulary] float. written: the tokens so far, the start token first, [rows, tokens] int64.
         """
@@ -124,14 +125,14 @@ class GenerationSettings(BaseModel):
 
 
 def keep_only(scores: Array, ids: list[int]) -> Array:
-    """Scores that are 0 for some tokens, and minus infinity for all others. scores: [rows, vocabulary]."""
+    """Return scores that are 0 for some tokens, and minus infinity for all others. scores: [rows, vocabulary]."""
     kept = np.full_like(scores, -np.inf)
     kept[:, ids] = 0
     return kept
 
 
 def find_repeats(tokens: list[int], size: int) -> list[int]:
-    """The tokens that would end a sequence of `size` tokens which occurs in `tokens` already."""
+    """Find the tokens that would end a sequence of `size` tokens which occurs in `tokens` already."""
     if len(tokens) + 1 < size:
         return []
     begun = tokens[len(tokens) + 1 - size :]
@@ -141,7 +142,7 @@ def find_repeats(tokens: list[int], size: int) -> list[int]:
 
 
 def as_ids(value: Any) -> tuple[int, ...]:
-    """The ids of a setting that is one id, a list of them, or nothing."""
+    """Return the ids of a setting that is one id, a list of them, or nothing."""
     if value is None:
         return ()
     return tuple(map(int, value)) if isinstance(value, (list, tuple)) else (int(value),)

@@ -27,14 +27,18 @@ class ImageTask(FileTask):
     content = "an image"
     planning_length = 1
 
-    def __init__(self, inputs: tuple[TensorSpec, ...], *, preprocess: ImagePreprocess) -> None:
+    def __init__(
+        self, inputs: tuple[TensorSpec, ...], *, preprocess: ImagePreprocess, labels: tuple[str, ...] = ()
+    ) -> None:
         self.inputs = inputs
         self.preprocess = preprocess
+        self.labels = labels
         self.padding = {}
 
     @classmethod
     def from_signature(cls, inputs: tuple[TensorSpec, ...]) -> Self:
-        """Pixels from 0 to 1, of the size that the model takes: a plain module says nothing of preprocessing.
+        """Make the task for pixels from 0 to 1, of the size that the model takes: a plain module says nothing of
+        preprocessing.
 
         Raises SourceError unless there is one input, float32 [batch, channels, height, width].
         """
@@ -73,7 +77,7 @@ class ImageTask(FileTask):
         return {"anyOf": [file, describe_array(spec.dtype, spec.shape[1:], spec.bounds)]}
 
     def parse(self, value: Any) -> Any:
-        """Takes the bytes of an image file, the same in base64, a Path, or an array that is already the input."""
+        """Take the bytes of an image file, the same in base64, a Path, or an array that is already the input."""
         if isinstance(value, str):
             value = self.read_base64(value)
         if isinstance(value, (bytes, Path)):

@@ -2,17 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from laconic.arrays import Array, Arrays, stack_padded
 from laconic.errors import InputError
-from laconic.tasks.classes import label_assets, read_labels
+from laconic.tasks.classes import LabelledTask
 from laconic.tasks.image import ImageTask
-from laconic.tasks.image_preprocess import ImagePreprocess, open_image
-from laconic.tasks.preprocessing import Preprocessing
-from laconic.tensor import BATCH, TensorSpec
+from laconic.tasks.image_preprocess import open_image
+from laconic.tensor import BATCH
 
 PIXELS, SIZE = "pixels", "size"
 """The arrays of a sample: the image as the model takes it, [channels, height, width] float32, and the height and width
@@ -21,30 +20,13 @@ PHOTOGRAPH = (640, 480)
 """Width and height of the image that models are timed with which take images of any size: most of COCO have it."""
 
 
-class ImageLocalization(ImageTask):
+class ImageLocalization(LabelledTask, ImageTask):
     """A task whose samples hold an image and the size that it came with."""
 
     has_logits = False
 
-    def __init__(
-        self, inputs: tuple[TensorSpec, ...], *, preprocess: ImagePreprocess, labels: tuple[str, ...] = ()
-    ) -> None:
-        super().__init__(inputs, preprocess=preprocess)
-        self.labels = labels
-
-    @classmethod
-    def from_preprocessing(cls, preprocessing: Preprocessing) -> Self:
-        return super().from_preprocessing(preprocessing).with_labels(preprocessing.labels)
-
-    @classmethod
-    def from_assets(cls, folder: Path, inputs: tuple[TensorSpec, ...]) -> Self:
-        return super().from_assets(folder, inputs).with_labels(read_labels(folder))
-
-    def assets(self) -> dict[str, bytes]:
-        return super().assets() | label_assets(self.labels)
-
     def parse(self, value: Any) -> Any:
-        """As other images; an array keeps its own height and width. A sample that is parsed stays as it is."""
+        """Parse as other images; an array keeps its own height and width. A sample that is parsed stays as it is."""
         if isinstance(value, Mapping) and isinstance(value.get(PIXELS), np.ndarray):
             return value
         if isinstance(value, str):
@@ -68,11 +50,12 @@ class ImageLocalization(ImageTask):
                 )
 
     def encode(self, samples: Sequence[Any]) -> Arrays:
-        """Images of one batch; smaller ones, which only training mixes with larger ones, are padded with zeros."""
+        """Stack images of one batch; smaller ones, which only training mixes with larger ones, are padded with
+        zeros."""
         return {self.inputs[0].name: stack_padded([sample[PIXELS] for sample in samples])}
 
     def typical(self, batch: int, length: int, seed: int = 0) -> Arrays:
-        """Random images. Free sides are as long as those of a photograph, whatever the length."""
+        """Draw random images. Free sides are as long as those of a photograph, whatever the length."""
         (spec,), sides = self.inputs, self.preprocess.resized(PHOTOGRAPH)[::-1]
         free = {axis: side for axis, side in zip(spec.shape[2:], sides, strict=True) if isinstance(axis, str)}
         return {spec.name: spec.sample(np.random.default_rng(seed), free | {BATCH: batch})}
@@ -80,11 +63,7 @@ class ImageLocalization(ImageTask):
     def examples(self, count: int, seed: int = 0) -> list[Any]:
         return [make_picture(pixels, pixels.shape[1:]) for pixels in super().examples(count, seed)]
 
-    def label(self, index: int) -> str:
-        """The name of a class, or its number where it has no name."""
-        return self.labels[index] if index < len(self.labels) else str(index)
-
 
 def make_picture(pixels: Array, size: Sequence[int]) -> dict[str, Array]:
-    """A sample. size: height and width of the image as it came."""
+    """Make a sample. size: height and width of the image as it came."""
     return {PIXELS: pixels, SIZE: np.asarray(size, np.int64)}

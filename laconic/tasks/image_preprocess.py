@@ -62,7 +62,7 @@ class ImagePreprocess(BaseModel):
     bgr: bool = False
 
     def apply(self, image: Image.Image) -> Array:
-        """The input for an image, [channels, height, width] float32."""
+        """Return the input for an image, [channels, height, width] float32."""
         width, height = self.resized(image.size)
         if not (width and height):
             raise InputError(
@@ -89,7 +89,7 @@ class ImagePreprocess(BaseModel):
         return np.ascontiguousarray(pixels.transpose(2, 0, 1), np.float32)
 
     def crop_centre(self, image: Image.Image) -> Image.Image:
-        """The centre of a resized image; the whole where nothing is cropped."""
+        """Return the centre of a resized image; the whole where nothing is cropped."""
         if self.crop is None:
             return image
         height, width = self.crop
@@ -102,17 +102,19 @@ class ImagePreprocess(BaseModel):
         return filled
 
     def margin(self, spare: int) -> int:
-        """The pixels that a crop leaves before it of so many that it leaves in all; negative where it goes beyond."""
+        """Return the pixels that a crop leaves before it of so many that it leaves in all; negative where it goes
+        beyond."""
         if self.centre == "up":
             return spare // 2
         return round(spare / 2) if spare >= 0 else -(-spare // 2)
 
     def apply_to_map(self, image: Image.Image) -> Image.Image:
-        """The numbers in a map of classes where the input has the pixels of its image: the nearest, not a mean."""
+        """Return the numbers in a map of classes where the input has the pixels of its image: the nearest, not a
+        mean."""
         return self.crop_centre(image.resize(self.resized(image.size), Image.Resampling.NEAREST))
 
     def resized(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Width and height of an image after resizing, before cropping. size: width and height as it came."""
+        """Return width and height of an image after resizing, before cropping. size: width and height as it came."""
         if self.shortest_edge:
             width, height = self.fit(size, self.shortest_edge)
             return width - width % self.multiple, height - height % self.multiple
@@ -135,7 +137,7 @@ class ImagePreprocess(BaseModel):
         return min(LEAST_SIDE, self.shortest_edge), self.longest_edge
 
     def fit(self, size: tuple[int, int], edge: int) -> tuple[int, int]:
-        """Width and height with the shorter side `edge`, or less where the longer one would exceed its limit."""
+        """Return width and height with the shorter side `edge`, or less where the longer one would exceed its limit."""
         short, long = min(size), max(size)
         exact: float = edge
         if self.longest_edge and long / short * edge > self.longest_edge:
@@ -149,7 +151,8 @@ class ImagePreprocess(BaseModel):
 
 
 def to_eight_bits(image: Image.Image) -> Image.Image:
-    """The image with values from 0 to 255: of 16 bits the upper 8, where Pillow makes white of all but the darkest.
+    """Return the image with values from 0 to 255: of 16 bits the upper 8, where Pillow makes white of all but the
+    darkest.
 
     Raises InputError for values of 32 bits beyond 255, whose range the file does not say.
     """
@@ -170,7 +173,7 @@ STRIP = 256
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """The image in RGB, what is transparent blended with white, as transformers does."""
+    """Return the image in RGB, what is transparent blended with white, as transformers does."""
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
     if "A" not in image.getbands() and "transparency" not in image.info:

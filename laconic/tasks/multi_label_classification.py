@@ -9,11 +9,10 @@ from laconic.arrays import Array, Arrays, first, sigmoid
 from laconic.errors import DataError
 from laconic.metrics import Scorer, make_f1_scorer
 from laconic.tasks.agreement import Agreement, compare_class, share_of
-from laconic.tasks.classes import are_known, check_names, class_names, find_class
-from laconic.tasks.labelled_text import LabelledText
+from laconic.tasks.answer_comparison import Labels
+from laconic.tasks.classes import LabelledText, are_known, check_names, class_names, find_class
 from laconic.tasks.null_answers import SURE, shuffle_rows
 from laconic.tasks.tolerance import Tolerance
-from laconic.tasks.training_needs import HealingLoss
 
 THRESHOLD = 0.5
 """The least probability of a class that a text is said to be of."""
@@ -37,12 +36,12 @@ class MultiLabelClassification(LabelledText):
 
     @classmethod
     def new_classes(cls, labels: Sequence[Any], known: Sequence[str]) -> tuple[str, ...]:
-        wanted = [name for label in labels for name in as_list(label)]
-        check_names(wanted)
-        return () if are_known(wanted, known) else class_names(set(wanted))
+        names = [name for label in labels for name in as_list(label)]
+        check_names(names)
+        return () if are_known(names, known) else class_names(set(names))
 
     def parse_label(self, value: Any, sample: Any) -> Any:
-        """1.0 for each class of the sample, 0.0 for the others. value: names or numbers of classes."""
+        """Return 1.0 for each class of the sample, 0.0 for the others. value: names or numbers of classes."""
         chosen = {find_class(label, self.labels) for label in as_list(value)}
         return [float(index in chosen) for index in range(len(self.labels) or max(chosen, default=0) + 1)]
 
@@ -55,24 +54,18 @@ class MultiLabelClassification(LabelledText):
             answers.append({"labels": chosen, "scores": scores})
         return answers
 
-    def label(self, index: int) -> str:
-        """The name of a class, or its number where it has no name."""
-        return self.labels[index] if index < len(self.labels) else str(index)
-
     def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
-        wanted, found = (sigmoid(first(each).astype(np.float64)) for each in (reference, candidate))
-        return np.asarray(1 - np.abs(found - wanted).max(axis=-1))
+        expected, actual = (sigmoid(first(each).astype(np.float64)) for each in (reference, candidate))
+        return np.asarray(1 - np.abs(actual - expected).max(axis=-1))
 
-    def agreements(
-        self, reference: Arrays, candidate: Arrays, labels: Sequence[Any] | None = None
-    ) -> Iterator[Agreement]:
-        wanted, answered = first(reference) >= 0, first(candidate) >= 0
-        yield share_of(int((wanted == answered).all(axis=-1).sum()), len(wanted), "agreement", 0.0)
-        for index in range(wanted.shape[1]):
+    def agreements(self, reference: Arrays, candidate: Arrays, labels: Labels = None) -> Iterator[Agreement]:
+        expected, answered = first(reference) >= 0, first(candidate) >= 0
+        yield share_of(int((expected == answered).all(axis=-1).sum()), len(expected), "agreement", 0.0)
+        for index in range(expected.shape[1]):
             # A class that nearly all samples are of says as much by the samples that are not.
-            rare = wanted[:, index].mean() <= 0.5
+            rare = expected[:, index].mean() <= 0.5
             subject = f"{'label' if rare else 'absence of label'} {self.label(index)!r}"
-            yield from compare_class(wanted[:, index] == rare, answered[:, index] == rare, subject)
+            yield from compare_class(expected[:, index] == rare, answered[:, index] == rare, subject)
 
     def null_answers(self, reference: Arrays) -> dict[str, Arrays]:
         (name, logits), *_ = reference.items()
@@ -83,16 +76,12 @@ class MultiLabelClassification(LabelledText):
         return {"shuffled": shuffle_rows({name: logits}), **repeated}
 
     def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
-        found, wanted = first(outputs) >= 0, np.asarray(labels) > THRESHOLD
-        if found.shape != wanted.shape:
-            raise DataError(f"labels are of {wanted.shape[1]} classes, and the model has {found.shape[1]}")
-        return make_f1_scorer((found & wanted).sum(axis=1), found.sum(axis=1), wanted.sum(axis=1))
-
-    def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:
-        """All hidden states and the logits; the logits alone where no layers are shared."""
-        return {"hidden-states": 1.0, "outputs": 1.0} if layers else {"outputs": 1.0}
+        predicted, expected = first(outputs) >= 0, np.asarray(labels) > THRESHOLD
+        if predicted.shape != expected.shape:
+            raise DataError(f"labels are of {expected.shape[1]} classes, and the model has {predicted.shape[1]}")
+        return make_f1_scorer((predicted & expected).sum(axis=1), predicted.sum(axis=1), expected.sum(axis=1))
 
 
 def as_list(value: Any) -> list[Any]:
-    """The classes of a label: a list as it is, a single name or number as one."""
+    """Return the classes of a label: a list as it is, a single name or number as one."""
     return list(value) if isinstance(value, (list, tuple)) else [value]

@@ -1,7 +1,7 @@
 """What a checkpoint says about the preparation of its inputs, from which a task is made."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
 
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -10,19 +10,27 @@ from laconic.tasks.chat_template import ChatTemplate
 from laconic.tasks.image_preprocess import ImagePreprocess
 
 if TYPE_CHECKING:  # most servers read no audio, and its libraries take memory
-    from laconic.tasks.audio_preprocess import AudioPreprocess
+    from laconic.tasks.audio_preprocess import AudioPreprocess, LogMelPreprocess
     from laconic.tasks.ctc_vocabulary import CtcVocabulary
     from laconic.tasks.decoder_tensors import CacheShape
     from laconic.tasks.detections import Scoring
     from laconic.tasks.generation_settings import GenerationSettings
-    from laconic.tasks.log_mel import LogMelPreprocess
 
 Activation = Literal["identity", "sigmoid"]
 
 
 def make_blank_tokenizer() -> Tokenizer:
-    """A tokenizer of a single word, for a task that only needs the shapes of its inputs."""
+    """Make a tokenizer of a single word, for a task that only needs the shapes of its inputs."""
     return Tokenizer(WordLevel({"": 0}, unk_token=""))
+
+
+class TextOptions(TypedDict):
+    """How a text task reads texts. max_tokens: the longest one, special tokens included. pad_id: the padding token.
+    labels: the names of the classes."""
+
+    max_tokens: int
+    pad_id: int
+    labels: NotRequired[tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -61,3 +69,8 @@ class Preprocessing:
     generation: "GenerationSettings | None" = None
     cache_shape: "CacheShape" = (2, 1, 1)
     scoring: "Scoring | None" = None
+
+    @property
+    def text_options(self) -> TextOptions:
+        """What every text task is made with, beside its tokenizer and inputs."""
+        return {"max_tokens": self.max_tokens, "pad_id": self.pad_id}

@@ -1,6 +1,7 @@
 """Extractive question answering: a question and a context to the part of the context that answers it."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,12 +14,11 @@ from laconic.errors import DataError, InputError
 from laconic.metrics import Scorer, make_mean_scorer
 from laconic.registry import did_you_mean
 from laconic.tasks.agreement import Agreement, compare_class
+from laconic.tasks.answer_comparison import Labels
 from laconic.tasks.null_answers import SURE, shuffle_rows
-from laconic.tasks.passage import Passage, find_context, make_passages
-from laconic.tasks.text import TEXT_SCHEMA, TextTask
+from laconic.tasks.text import TEXT_SCHEMA, TextTask, Tokens
 from laconic.tasks.token_positions import find_filled, fit_positions, softmax_positions
 from laconic.tasks.tolerance import Tolerance
-from laconic.tasks.training_needs import HealingLoss
 
 QUESTION, CONTEXT, ANSWERS = "question", "context", "answers"
 """The keys of a sample, and the column of its answers."""
@@ -79,7 +79,7 @@ class QuestionAnswering(TextTask):
         return (value[QUESTION], value[CONTEXT])
 
     def read_row(self, values: Mapping[str, Any], folder: Path) -> tuple[tuple[Any, ...], Any]:
-        """A row of SQuAD: question, context and answers, `{"text": [...], "answer_start": [...]}`."""
+        """Read a row of SQuAD: question, context and answers, `{"text": [...], "answer_start": [...]}`."""
         if self.field in values:
             return (values[self.field],), values.get(ANSWERS)
         for key in (QUESTION, CONTEXT):
@@ -96,8 +96,8 @@ class QuestionAnswering(TextTask):
             ) from error
 
     def parse_label(self, value: Any, sample: Any) -> Any:
-        """The positions of the first and the last token of the answer, both 0 where the answer was cut off, and of the
-        first and the last token of the context."""
+        """Return the positions of the first and the last token of the answer, both 0 where the answer was cut off, and
+        of the first and the last token of the context."""
         start, end = read_answer(value, sample[1])
         encoding = self.tokenizer.encode(*sample)
         context = find_context(encoding)
@@ -122,23 +122,23 @@ class QuestionAnswering(TextTask):
         return answers
 
     def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
-        wanted = first(reference)
-        found, filled = fit_positions(first(candidate), wanted.shape[1]), find_filled(wanted)
+        expected = first(reference)
+        actual, filled = fit_positions(first(candidate), expected.shape[1]), find_filled(expected)
         shared = [
-            np.minimum(softmax_positions(wanted[..., end], filled), softmax_positions(found[..., end], filled)).sum(-1)
+            np.minimum(softmax_positions(expected[..., end], filled), softmax_positions(actual[..., end], filled)).sum(
+                -1
+            )
             for end in range(len(ENDS))
         ]
         return np.asarray(np.mean(shared, axis=0))
 
-    def agreements(
-        self, reference: Arrays, candidate: Arrays, labels: Sequence[Any] | None = None
-    ) -> Iterator[Agreement]:
-        """The tokens of answers that are the same (F1), and whether there is an answer at all."""
-        wanted = first(reference)
-        found, filled = fit_positions(first(candidate), wanted.shape[1]), find_filled(wanted)
+    def agreements(self, reference: Arrays, candidate: Arrays, labels: Labels = None) -> Iterator[Agreement]:
+        """Compare the tokens of answers (F1), and whether there is an answer at all."""
+        expected = first(reference)
+        actual, filled = fit_positions(first(candidate), expected.shape[1]), find_filled(expected)
         sides = [
             [find_span(row, 0, int(there.sum()) - 1)[:2] for row, there in zip(logits, filled, strict=True)]
-            for logits in (wanted, found)
+            for logits in (expected, actual)
         ]
         shared = [measure_span_f1(one, other) for one, other in zip(*sides, strict=True)]
         yield Agreement("token_f1", float(np.mean(shared)), SPANS_LEAST)
@@ -160,10 +160,6 @@ class QuestionAnswering(TextTask):
             scores.append(measure_span_f1(find_span(logits, low, high)[:2], (start, end)) if start else 0.0)
         return make_mean_scorer(np.array(scores))
 
-    def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:
-        """All hidden states and the logits; the logits alone where no layers are shared."""
-        return {"hidden-states": 1.0, "outputs": 1.0} if layers else {"outputs": 1.0}
-
     def example_request(self) -> dict[str, Any]:
         return {self.field: {QUESTION: "Where do cats sleep?", CONTEXT: "A cat sleeps on a warm mat."}}
 
@@ -177,13 +173,13 @@ class QuestionAnswering(TextTask):
 
 
 def measure_span_f1(one: tuple[int, int], other: tuple[int, int]) -> float:
-    """The F1 of the tokens of two spans, by their first and last positions."""
+    """Measure the F1 of the tokens of two spans, by their first and last positions."""
     shared = max(0, min(one[1], other[1]) - max(one[0], other[0]) + 1)
     return 2 * shared / (one[1] - one[0] + 1 + other[1] - other[0] + 1)
 
 
 def read_answer(value: Any, context: str) -> tuple[int, int]:
-    """Where the first of the answers begins and ends in the context, in characters. Raises DataError."""
+    """Return where the first of the answers begins and ends in the context, in characters. Raises DataError."""
     try:
         text, start = value["text"], value["answer_start"]
         text, start = (text, start) if isinstance(text, str) else (text[0], int(start[0]))
@@ -197,8 +193,8 @@ def read_answer(value: Any, context: str) -> tuple[int, int]:
 
 
 def find_span(logits: Array, low: int, high: int) -> tuple[int, int, float]:
-    """The likeliest span from `low` to `high`, of at most LONGEST tokens: its first and last position, and its score,
-    the product of both probabilities. logits: [positions, 2].
+    """Find the likeliest span from `low` to `high`, of at most LONGEST tokens: its first and last position, and its
+    score, the product of both probabilities. logits: [positions, 2].
 
     The first position, where a model points that finds no answer, takes part in the probabilities.
     """
@@ -208,3 +204,86 @@ def find_span(logits: Array, low: int, high: int) -> tuple[int, int, float]:
     products = np.tril(np.triu(np.outer(start, end)), LONGEST - 1)
     begin, stop = np.unravel_index(int(products.argmax()), products.shape)
     return low + int(begin), low + int(stop), float(products[begin, stop])
+
+
+OVERLAP = 128
+"""The most tokens that two neighbouring windows of a context share, as in transformers' pipelines."""
+
+Token = tuple[int, int, tuple[int, int]]
+"""The id of a token of the context, its type, and the characters of its word."""
+
+
+@dataclass(frozen=True)
+class Passage(Tokens):
+    """The tokens of a question and of a window of its context.
+
+    types: of each token. context: the whole one. first: the position of the window's first token. words: the characters
+    from which and to which the word of each of the window's tokens goes in the context.
+    """
+
+    types: tuple[int, ...]
+    context: str
+    first: int
+    words: tuple[tuple[int, int], ...]
+
+    @property
+    def type_ids(self) -> list[int]:
+        return list(self.types)
+
+    @property
+    def last(self) -> int:
+        """The position of the window's last token."""
+        return self.first + max(len(self.words), 1) - 1
+
+    def find_characters(self, low: int, high: int) -> tuple[int, int]:
+        """Find the characters of the context from the word of one position to that of another."""
+        if not self.words:
+            return 0, 0
+        return self.words[low - self.first][0], self.words[high - self.first][1]
+
+
+def make_passages(encoding: Encoding, context: str) -> list[Passage]:
+    """Make the windows of a context, overlapping by OVERLAP tokens, or by half where a window has fewer than twice as
+    many.
+
+    encoding: of the question and the context, which is truncated and is the second of both.
+    """
+    inside = find_context(encoding)
+    if not inside:
+        return [Passage(tuple(encoding.ids), tuple(encoding.type_ids), context, 0, ())]
+    first, stop = inside[0], inside[-1] + 1
+    tokens = read_tokens([encoding, *encoding.overflowing])
+    room = len(inside)
+    step = room - min(OVERLAP, room // 2)
+
+    def make(window: Sequence[Token]) -> Passage:
+        ids, types, words = zip(*window, strict=True)
+        return Passage(
+            (*encoding.ids[:first], *ids, *encoding.ids[stop:]),
+            (*encoding.type_ids[:first], *types, *encoding.type_ids[stop:]),
+            context,
+            first,
+            words,
+        )
+
+    return [make(tokens[start : start + room]) for start in range(0, max(len(tokens) - room, 0) + step, step)]
+
+
+def read_tokens(encodings: Sequence[Encoding]) -> list[Token]:
+    """Read the tokens of the context in all parts of a truncated encoding."""
+    tokens = []
+    words: dict[int, tuple[int, int]] = {}
+    for encoding in encodings:
+        ids, types, word_ids, offsets = encoding.ids, encoding.type_ids, encoding.word_ids, encoding.offsets
+        for index in find_context(encoding):
+            word, (begin, end) = word_ids[index], offsets[index]
+            if word is not None:
+                low, high = words.get(word, (begin, end))
+                words[word] = min(low, begin), max(high, end)
+            tokens.append((ids[index], types[index], word, (begin, end)))
+    return [(one, kind, span if word is None else words[word]) for one, kind, word, span in tokens]
+
+
+def find_context(encoding: Encoding) -> list[int]:
+    """Find the positions of the context's tokens."""
+    return [index for index, part in enumerate(encoding.sequence_ids) if part == 1]

@@ -13,11 +13,11 @@ from laconic.arrays import Array, Arrays, first
 from laconic.errors import DataError, InputError
 from laconic.metrics import Scorer
 from laconic.tasks.agreement import Agreement
+from laconic.tasks.answer_comparison import Labels
 from laconic.tasks.image_localization import PIXELS, SIZE, ImageLocalization
 from laconic.tasks.image_preprocess import open_image
 from laconic.tasks.null_answers import SURE, shuffle_rows
 from laconic.tasks.tolerance import Tolerance
-from laconic.tasks.training_needs import HealingLoss
 
 IGNORED = 255
 """The number of pixels that are of no class in a map of classes, as PASCAL VOC, ADE20K and Cityscapes have it."""
@@ -44,12 +44,12 @@ class SemanticSegmentation(ImageLocalization):
     architectures: ClassVar[tuple[str, ...]] = ("ForSemanticSegmentation",)
 
     def read_row(self, values: Mapping[str, Any], folder: Path) -> tuple[tuple[Any, ...], Any]:
-        """An image, and as its label the path of a map of classes, relative to `folder`."""
+        """Read an image, and as its label the path of a map of classes, relative to `folder`."""
         samples, label = super().read_row(values, folder)
         return samples, None if label is None else self.read_field(label, folder)
 
     def parse_label(self, value: Any, sample: Any) -> Any:
-        """The number of a class for each pixel of the model's input, [height, width] int64.
+        """Return the number of a class for each pixel of the model's input, [height, width] int64.
 
         value: an image file of one channel whose values are the numbers of classes, or an array.
         """
@@ -78,7 +78,7 @@ class SemanticSegmentation(ImageLocalization):
         return [self.describe(row, size) for row, size in zip(first(outputs), sizes, strict=True)]
 
     def describe(self, logits: Array, size: tuple[int, int]) -> dict[str, Any]:
-        """The classes of an image as a PNG of their numbers, and the share of the image that each has.
+        """Return the classes of an image as a PNG of their numbers, and the share of the image that each has.
 
         logits: [classes, height, width]. size: height and width of the image as it came.
         """
@@ -100,20 +100,18 @@ class SemanticSegmentation(ImageLocalization):
         shares = (shared + least) / (either + least)
         return np.asarray((shares * (either > 0)).sum(axis=1) / (either > 0).sum(axis=1))
 
-    def agreements(
-        self, reference: Arrays, candidate: Arrays, labels: Sequence[Any] | None = None
-    ) -> Iterator[Agreement]:
-        wanted, found = (first(each).argmax(axis=1) for each in (reference, candidate))
-        shared, either = count_overlap(found, wanted, len(self.labels))
+    def agreements(self, reference: Arrays, candidate: Arrays, labels: Labels = None) -> Iterator[Agreement]:
+        expected, actual = (first(each).argmax(axis=1) for each in (reference, candidate))
+        shared, either = count_overlap(actual, expected, len(self.labels))
         yield Agreement("iou_with_original", make_iou_scorer(shared, either)(np.arange(len(shared))), IOU_LEAST)
         for number in np.flatnonzero(either.any(axis=0)).tolist():
-            if int((wanted == number).any(axis=(1, 2)).sum()) >= FEWEST_IMAGES:
+            if int((expected == number).any(axis=(1, 2)).sum()) >= FEWEST_IMAGES:
                 share = float(shared[:, number].sum() / either[:, number].sum())
                 yield Agreement("iou", share, CLASS_IOU_LEAST, f"class {self.label(number)!r}")
 
     def null_answers(self, reference: Arrays) -> dict[str, Arrays]:
-        """The most frequent class everywhere, as a background, the most frequent class of each place, and the maps of
-        other samples."""
+        """Return the most frequent class everywhere, as a background, the most frequent class of each place, and the
+        maps of other samples."""
         (name, logits), *_ = reference.items()
         chosen = logits.argmax(axis=1)
         usual = np.bincount(chosen.ravel(), minlength=logits.shape[1]).argmax()
@@ -128,13 +126,9 @@ class SemanticSegmentation(ImageLocalization):
         chosen = [choose_classes(row, label.shape) for row, label in zip(first(outputs), labels, strict=True)]
         return make_iou_scorer(*count_overlap(chosen, labels, first(outputs).shape[1]))
 
-    def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:
-        """All hidden states and the logits; the logits alone where no layers are shared."""
-        return {"hidden-states": 1.0, "outputs": 1.0} if layers else {"outputs": 1.0}
-
 
 def read_map(source: bytes | Path) -> Image.Image:
-    """The numbers of classes in an image file. Raises InputError for one of several channels."""
+    """Read the numbers of classes in an image file. Raises InputError for one of several channels."""
     image = open_image(source)
     if image.mode not in ("1", "L", "P", "I", "I;16"):
         raise InputError(
@@ -145,36 +139,38 @@ def read_map(source: bytes | Path) -> Image.Image:
 
 
 def choose_classes(logits: Array, size: tuple[int, int]) -> Array:
-    """The likeliest class of each pixel of an image of that height and width, [height, width].
+    """Choose the likeliest class of each pixel of an image of that height and width, [height, width].
 
     logits: [classes, rows, columns], interpolated bilinearly between the centres of pixels, as torch does with
     align_corners=False.
     """
     above, below, down = place_between(logits.shape[1], size[0])
     left, right, across = place_between(logits.shape[2], size[1])
-    found = np.empty(size, np.int64)
+    chosen = np.empty(size, np.int64)
     for start in range(0, size[0], STRIP):
         rows = slice(start, start + STRIP)
         weight = down[rows, None]
         strip = logits[:, above[rows]] * (1 - weight) + logits[:, below[rows]] * weight
-        found[rows] = (strip[:, :, left] * (1 - across) + strip[:, :, right] * across).argmax(axis=0)
-    return found
+        chosen[rows] = (strip[:, :, left] * (1 - across) + strip[:, :, right] * across).argmax(axis=0)
+    return chosen
 
 
 def place_between(length: int, size: int) -> tuple[Array, Array, Array]:
-    """For each of `size` positions along an axis of `length`, its two neighbours, and the weight of the second."""
+    """Find for each of `size` positions along an axis of `length`, its two neighbours, and the weight of the second."""
     at = np.maximum((np.arange(size) + 0.5) * (length / size) - 0.5, 0)
     before = np.minimum(at.astype(np.int64), length - 1)
     return before, np.minimum(before + 1, length - 1), (at - before).astype(np.float32)
 
 
-def count_overlap(found: Sequence[Array] | Array, wanted: Sequence[Array] | Array, classes: int) -> tuple[Array, Array]:
-    """The pixels of each sample and class that both maps have, and that either has, [samples, classes] each.
+def count_overlap(
+    maps: Sequence[Array] | Array, references: Sequence[Array] | Array, classes: int
+) -> tuple[Array, Array]:
+    """Return the pixels of each sample and class that both maps have, and that either has, [samples, classes] each.
 
     Pixels without a class in `wanted` do not count.
     """
     counts = []
-    for ours, theirs in zip(found, wanted, strict=True):
+    for ours, theirs in zip(maps, references, strict=True):
         kept = theirs != IGNORED
         both = theirs[kept & (ours == theirs)]
         size = max(classes, int(ours.max()) + 1, int(theirs[kept].max(initial=-1)) + 1)

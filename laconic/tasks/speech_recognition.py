@@ -10,6 +10,7 @@ from laconic.arrays import Array, Arrays, first
 from laconic.errors import DataError
 from laconic.metrics import Scorer, make_word_scorer
 from laconic.tasks.agreement import Agreement, compare_words, share_of
+from laconic.tasks.answer_comparison import Labels
 from laconic.tasks.assets import read_asset, to_json
 from laconic.tasks.audio import AudioTask
 from laconic.tasks.audio_preprocess import AudioPreprocess
@@ -19,7 +20,6 @@ from laconic.tasks.preprocessing import Preprocessing
 from laconic.tasks.row_parsing import LABEL
 from laconic.tasks.token_positions import find_filled, overlap_positions
 from laconic.tasks.tolerance import Tolerance
-from laconic.tasks.training_needs import HealingLoss
 from laconic.tensor import TensorSpec
 
 CHARACTERS = "characters.json"
@@ -72,12 +72,12 @@ class SpeechRecognition(AudioTask):
         return super().assets() | {CHARACTERS: to_json(self.characters.model_dump(mode="json"))}
 
     def read_row(self, values: Mapping[str, Any], folder: Path) -> tuple[tuple[Any, ...], Any]:
-        """A recording, and what is said in it."""
+        """Read a recording, and what is said in it."""
         samples, label = super().read_row(values, folder)
         return samples, values.get(TEXT, label)
 
     def parse_label(self, value: Any, sample: Any) -> Any:
-        """What is said, as the model writes it. Raises DataError where it cannot."""
+        """Return what is said, as the model writes it. Raises DataError where it cannot."""
         if not isinstance(value, str):
             raise DataError(f"a label must be the text of what is said, not {value!r}")
         text = " ".join(value.split())
@@ -91,7 +91,7 @@ class SpeechRecognition(AudioTask):
         return {FRAMES: self.preprocess.count_frames(sizes["samples"])} if "samples" in sizes else {}
 
     def write(self, logits: Array) -> list[str]:
-        """The text of each recording. logits: [samples, frames, tokens], zeros at frames of padding."""
+        """Return the text of each recording. logits: [samples, frames, tokens], zeros at frames of padding."""
         return [
             self.characters.decode(row[filled].argmax(axis=-1).tolist())
             for row, filled in zip(logits, find_filled(logits), strict=True)
@@ -100,13 +100,11 @@ class SpeechRecognition(AudioTask):
     def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
         return overlap_positions(first(reference), first(candidate), self.characters.blank)
 
-    def agreements(
-        self, reference: Arrays, candidate: Arrays, labels: Sequence[Any] | None = None
-    ) -> Iterator[Agreement]:
-        wanted, found = self.write(first(reference)), self.write(first(candidate))
-        same = sum(one == other for one, other in zip(wanted, found, strict=True))
-        yield share_of(same, len(wanted), "agreement", 0.0)
-        yield from compare_words(wanted, found)
+    def agreements(self, reference: Arrays, candidate: Arrays, labels: Labels = None) -> Iterator[Agreement]:
+        expected, actual = self.write(first(reference)), self.write(first(candidate))
+        same = sum(one == other for one, other in zip(expected, actual, strict=True))
+        yield share_of(same, len(expected), "agreement", 0.0)
+        yield from compare_words(expected, actual)
 
     def null_answers(self, reference: Arrays) -> dict[str, Arrays]:
         (name, logits), *_ = reference.items()
@@ -118,7 +116,3 @@ class SpeechRecognition(AudioTask):
 
     def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
         return make_word_scorer(self.write(first(outputs)), labels)
-
-    def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:
-        """All hidden states and the logits; the logits alone where no layers are shared."""
-        return {"hidden-states": 1.0, "outputs": 1.0} if layers else {"outputs": 1.0}

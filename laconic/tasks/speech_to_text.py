@@ -14,13 +14,11 @@ from laconic.errors import CorruptArtifact, DataError, InputError
 from laconic.metrics import Scorer, make_word_scorer
 from laconic.tasks.assets import PREPROCESS, TOKENIZER, VOCABULARY, read_asset, to_json
 from laconic.tasks.audio import RecordingTask, check_finite, check_shortest, make_tone
-from laconic.tasks.audio_preprocess import check_length
+from laconic.tasks.audio_preprocess import LogMelPreprocess, check_length
 from laconic.tasks.decoder_tensors import PAST, TARGET, TARGET_INPUTS, TOKENS, describe_target
 from laconic.tasks.generation_settings import GenerationSettings
-from laconic.tasks.log_mel import LogMelPreprocess
 from laconic.tasks.preprocessing import Preprocessing
-from laconic.tasks.row_parsing import LABEL
-from laconic.tasks.targeted import Targeted
+from laconic.tasks.row_parsing import LABEL, Targeted
 from laconic.tasks.text import TextTask, count_ids
 from laconic.tasks.written_text import WrittenText
 from laconic.tensor import BATCH, TensorSpec, read_numbers
@@ -69,7 +67,7 @@ class SpeechToText(WrittenText, RecordingTask):
 
     @classmethod
     def fits(cls, config: Mapping[str, Any]) -> bool:
-        """Whether the model reads spectrograms: encoder-decoders of texts and images have the same names."""
+        """Return whether the model reads spectrograms: encoder-decoders of texts and images have the same names."""
         return bool(config.get("is_encoder_decoder")) and "num_mel_bins" in config
 
     @classmethod
@@ -105,7 +103,7 @@ class SpeechToText(WrittenText, RecordingTask):
         self.check_generation(count)
 
     def read_row(self, values: Mapping[str, Any], folder: Path) -> tuple[tuple[Any, ...], Any]:
-        """A recording, and what is to be written for it."""
+        """Read a recording, and what is to be written for it."""
         (source,), label = super().read_row(values, folder)
         text = values.get(TEXT, label)
         if text is None:
@@ -114,34 +112,34 @@ class SpeechToText(WrittenText, RecordingTask):
         return (Targeted(source, target, source.name if isinstance(source, Path) else ""),), text
 
     def find_prefix(self, language: Any) -> tuple[int, ...]:
-        """The tokens before a text: of its language where the model chooses it, and the forced ones. Raises DataError
-        for a language that it does not know."""
+        """Find the tokens before a text: of its language where the model chooses it, and the forced ones. Raises
+        DataError for a language that it does not know."""
         settings = self.settings
         if not settings.languages:
             return settings.forced_decoder_ids
         token = self.tokenizer.token_to_id(f"<|{language}|>")
         if token not in settings.languages:
-            given = "is not given" if language is None else f"is {language!r}, which the model does not know"
+            state = "is not given" if language is None else f"is {language!r}, which the model does not know"
             raise DataError(
-                f"the model begins with the language of a recording, and that of this text {given}. Give each row its "
+                f"the model begins with the language of a recording, and that of this text {state}. Give each row its "
                 f"{LANGUAGE!r} as a code, such as 'en'; or name one for all in generation_config.json"
             )
         return (int(token), *settings.forced_decoder_ids)
 
     def parse_label(self, value: Any, sample: Any) -> Any:
-        """The ids of the target's tokens."""
+        """Return the ids of the target's tokens."""
         return list(sample.target)
 
     def parse(self, value: Any) -> Any:
-        """Takes the bytes of an audio file, the same in base64, a Path, a waveform with its rate as `{"array": [...],
+        """Take the bytes of an audio file, the same in base64, a Path, a waveform with its rate as `{"array": [...],
         "sampling_rate": 16000}`, an array that is already the input, or any of them with a target."""
         if isinstance(value, Targeted):
             return replace(value, sample=self.parse(value.sample))
         recording = self.read_recording(value)
         if recording is None:
             sample = read_numbers(value, np.dtype(np.float32), "a spectrogram")
-            if sample.shape != (wanted := self.inputs[0].shape[1:]):
-                raise InputError(f"a spectrogram must have the shape {list(wanted)}, not {list(sample.shape)}")
+            if sample.shape != (expected := self.inputs[0].shape[1:]):
+                raise InputError(f"a spectrogram must have the shape {list(expected)}, not {list(sample.shape)}")
             check_finite(sample)
             return sample
         waveform, rate = recording
@@ -161,7 +159,7 @@ class SpeechToText(WrittenText, RecordingTask):
         ]
 
     def encode(self, samples: Sequence[Any]) -> Arrays:
-        """Spectrograms and targets; a sample without a target has the start token alone."""
+        """Encode spectrograms and targets; a sample without a target has the start token alone."""
         pairs = [(each.sample, each.target) if isinstance(each, Targeted) else (each, ()) for each in samples]
         features = np.stack([features for features, _ in pairs])
         return {FEATURES: features} | self.encode_targets([target for _, target in pairs])
@@ -172,11 +170,11 @@ class SpeechToText(WrittenText, RecordingTask):
     def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
         begin = self.settings.begin
         rows = zip(outputs[TOKENS].tolist(), labels, strict=True)
-        found = [self.write(tokens[begin : len(target)]) for tokens, target in rows]
-        return make_word_scorer(found, [self.write(target[begin:]) for target in labels])
+        texts = [self.write(tokens[begin : len(target)]) for tokens, target in rows]
+        return make_word_scorer(texts, [self.write(target[begin:]) for target in labels])
 
     def typical(self, batch: int, length: int, seed: int = 0) -> Arrays:
-        """Noise, with a target of `length` tokens where the bounds allow."""
+        """Make noise, with a target of `length` tokens where the bounds allow."""
         return self.sample_inputs({BATCH: batch, TARGET: length}, seed)
 
     def sample_inputs(self, sizes: Mapping[str, int], seed: int = 0) -> Arrays:
@@ -185,7 +183,7 @@ class SpeechToText(WrittenText, RecordingTask):
         return {FEATURES: features} | self.draw_target(rows, sizes.get(TARGET, 1), sizes.get(PAST, 0), seed)
 
     def examples(self, count: int, seed: int = 0) -> list[Any]:
-        """Tones of varied pitch with noise, of up to 3 s, or as long as a recording may be."""
+        """Make tones of varied pitch with noise, of up to 3 s, or as long as a recording may be."""
         rng = np.random.default_rng(seed)
         rate = self.preprocess.sampling_rate
         longest = min(3, self.preprocess.chunk_length) * rate

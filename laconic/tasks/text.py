@@ -13,35 +13,16 @@ from laconic.arrays import Array, Arrays, first
 from laconic.errors import CorruptArtifact, InputError, UsageError
 from laconic.tasks.assets import PREPROCESS, TOKENIZER, VOCABULARY, read_asset, to_json
 from laconic.tasks.preprocessing import Preprocessing
-from laconic.tasks.row_parsing import LABEL, PAIR
+from laconic.tasks.row_parsing import LABEL, PAIR, is_pair, read_pair
 from laconic.tasks.task import Task
 from laconic.tensor import BATCH, TensorSpec
 
-WORDS = (
-    "the",
-    "model",
-    "answers",
-    "question",
-    "about",
-    "weights",
-    "layers",
-    "memory",
-    "and",
-    "time",
-    "while",
-    "every",
-    "request",
-    "waits",
-    "for",
-    "its",
-    "turn",
-    "small",
-    "numbers",
-    "make",
-    "it",
-    "fast",
+MADE_UP_TEXT = (
+    "the model answers question about weights layers memory and time while every request waits for its turn small "
+    "numbers make it fast"
 )
-
+WORDS = tuple(MADE_UP_TEXT.split())
+"""The words of made-up texts."""
 FRAGMENT_WORDS = (1, 1, 2, 3, 5)
 """Lengths of fragments in words; drawn uniformly, so that 1 has twice the probability of 2."""
 DRAWS = 10
@@ -55,25 +36,12 @@ UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 def count_ids(tokenizer: Tokenizer) -> int:
-    """One more than the largest id of a token."""
+    """Return one more than the largest id of a token."""
     size = int(tokenizer.get_vocab_size())
     if size and tokenizer.id_to_token(size - 1) is not None and tokenizer.id_to_token(size) is None:
         return size
     # Ids with gaps. The whole vocabulary as a dict takes 50 MB for 250,000 tokens.
     return max(tokenizer.get_vocab().values(), default=-1) + 1
-
-
-def is_pair(values: Mapping[str, Any]) -> bool:
-    """Whether a row has the two columns of a pair."""
-    return all(name in values for name in PAIR)
-
-
-def read_pair(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """The two texts of a row. Raises InputError for anything else than strings."""
-    for name in PAIR:
-        if not isinstance(values[name], str):
-            raise InputError(f"expected a string under {name!r}, got {type(values[name]).__name__}")
-    return tuple(values[name] for name in PAIR)
 
 
 TEXT_SCHEMA = {"type": "string"}
@@ -108,7 +76,15 @@ class TextTask(Task):
     columns: ClassVar[tuple[str, ...]] = (*PAIR, LABEL)
     accepts = frozenset({"texts"})
 
-    def __init__(self, tokenizer: Tokenizer, inputs: tuple[TensorSpec, ...], *, max_tokens: int, pad_id: int) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        inputs: tuple[TensorSpec, ...],
+        *,
+        max_tokens: int,
+        pad_id: int,
+        labels: tuple[str, ...] = (),
+    ) -> None:
         """max_tokens: the length to which texts are truncated, special tokens included. pad_id: the padding token."""
         tokenizer.no_padding()
         self.tokenizer = tokenizer
@@ -116,6 +92,7 @@ class TextTask(Task):
         self.max_tokens = max_tokens
         self.set_truncation(max_tokens)
         self.pad_id = pad_id
+        self.labels = labels
         self.multiple = 1
         """Texts of a batch are padded to a multiple of so many tokens."""
         self.vocabulary = count_ids(tokenizer)
@@ -131,7 +108,7 @@ class TextTask(Task):
 
     @staticmethod
     def read_tokenizer(folder: Path) -> Tokenizer:
-        """The tokenizer of an artifact. Raises CorruptArtifact."""
+        """Read the tokenizer of an artifact. Raises CorruptArtifact."""
         try:
             return Tokenizer.from_file(str(folder / TOKENIZER))
         except Exception as error:  # tokenizers raises bare Exception
@@ -146,7 +123,7 @@ class TextTask(Task):
 
     @staticmethod
     def signature(preprocessing: Preprocessing) -> tuple[TensorSpec, ...]:
-        """The inputs of a model that reads tokens, int64 [batch, seq]."""
+        """Return the inputs of a model that reads tokens, int64 [batch, seq]."""
         if preprocessing.fixed_length:
             return (TensorSpec(name="input_ids", dtype="int64", shape=(BATCH, preprocessing.max_tokens)),)
         names = ["input_ids", "attention_mask", *(["token_type_ids"] if preprocessing.token_types else [])]
@@ -155,11 +132,10 @@ class TextTask(Task):
 
     @classmethod
     def from_preprocessing(cls, preprocessing: Preprocessing) -> Self:
-        given = preprocessing
-        return cls(given.tokenizer, cls.signature(given), max_tokens=given.max_tokens, pad_id=given.pad_id)
+        return cls(preprocessing.tokenizer, cls.signature(preprocessing), **preprocessing.text_options)
 
     def read_row(self, values: Mapping[str, Any], folder: Path) -> tuple[tuple[Any, ...], Any]:
-        """One sample: the text, or the two columns of a pair as one."""
+        """Read one sample: the text, or the two columns of a pair as one."""
         if is_pair(values):
             return (read_pair(values),), values.get(LABEL)
         return super().read_row(values, folder)
@@ -170,7 +146,7 @@ class TextTask(Task):
         return value
 
     def sample_schema(self) -> dict[str, Any]:
-        """A text, or a pair of texts."""
+        """Describe a text, or a pair of texts."""
         return {"anyOf": [TEXT_SCHEMA, PAIR_SCHEMA]}
 
     def example_request(self) -> dict[str, Any]:
@@ -209,7 +185,7 @@ class TextTask(Task):
             self.multiple = 1
 
     def round_up(self, length: int) -> int:
-        """The tokens to which texts of at most `length` are padded; no more than the model takes."""
+        """Return the tokens to which texts of at most `length` are padded; no more than the model takes."""
         return max(length, min(-(-length // self.multiple) * self.multiple, self.max_tokens))
 
     def set_truncation(self, length: int) -> None:
@@ -261,7 +237,7 @@ class TextTask(Task):
         return int(mask.sum()) if mask is not None else first(inputs).size
 
     def encode_texts(self, samples: Sequence[Any]) -> list[Encoding]:
-        """The tokens of each sample, special tokens included."""
+        """Return the tokens of each sample, special tokens included."""
         return self.tokenizer.encode_batch(list(samples))
 
     def limit_ids(self, count: int) -> None:
@@ -337,3 +313,15 @@ class TextTask(Task):
         ones = np.ones((batch, length))
         values = {"input_ids": ids, "attention_mask": ones, "token_type_ids": 0 * ones}
         return {spec.name: values[spec.name].astype(spec.dtype) for spec in self.inputs if spec.name in values}
+
+
+class SingleText(TextTask):
+    """A text task whose samples are no pairs."""
+
+    def sample_schema(self) -> dict[str, Any]:
+        return TEXT_SCHEMA
+
+    def parse(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return value
+        raise InputError(f"a sample must be a text, not {type(value).__name__}")

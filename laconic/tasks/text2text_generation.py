@@ -2,18 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, Unpack
 
 from tokenizers import Tokenizer
 
 from laconic.arrays import Array, Arrays
-from laconic.errors import CorruptArtifact, InputError
+from laconic.errors import CorruptArtifact
 from laconic.tasks.assets import PREPROCESS, read_asset
 from laconic.tasks.decoder_tensors import PAST, TARGET, TARGET_INPUTS, describe_target
 from laconic.tasks.generation_settings import GenerationSettings
-from laconic.tasks.preprocessing import Preprocessing
+from laconic.tasks.preprocessing import Preprocessing, TextOptions
 from laconic.tasks.row_parsing import LABEL
-from laconic.tasks.text import TEXT_SCHEMA, TextTask
+from laconic.tasks.text import SingleText
 from laconic.tasks.written_text import WrittenText
 from laconic.tensor import BATCH, TensorSpec
 
@@ -29,7 +29,7 @@ class TargetedText(str):
         return made
 
 
-class Text2TextGeneration(WrittenText, TextTask):
+class Text2TextGeneration(WrittenText, SingleText):
     """A sample is a text."""
 
     name = "text2text-generation"
@@ -44,24 +44,23 @@ class Text2TextGeneration(WrittenText, TextTask):
         tokenizer: Tokenizer,
         inputs: tuple[TensorSpec, ...],
         *,
-        max_tokens: int,
-        pad_id: int,
         generation: GenerationSettings,
+        **options: Unpack[TextOptions],
     ) -> None:
-        super().__init__(tokenizer, inputs, max_tokens=max_tokens, pad_id=pad_id)
+        super().__init__(tokenizer, inputs, **options)
         self.settings = generation
 
     @classmethod
     def recognizes(cls, config: Mapping[str, Any]) -> bool:
-        """Whether the model reads texts: encoder-decoders of images and sound have the same names."""
+        """Return whether the model reads texts: encoder-decoders of images and sound have the same names."""
         return bool(config.get("is_encoder_decoder")) and not {"num_mel_bins", "vision_config"} & set(config)
 
     @classmethod
     def from_preprocessing(cls, preprocessing: Preprocessing) -> Self:
-        given = preprocessing
-        generation = given.generation or GenerationSettings(decoder_start_token_id=given.start_id)
-        inputs = (*cls.signature(given), *describe_target(generation.max_new_tokens, given.cache_shape))
-        return cls(given.tokenizer, inputs, max_tokens=given.max_tokens, pad_id=given.pad_id, generation=generation)
+        generation = preprocessing.generation or GenerationSettings(decoder_start_token_id=preprocessing.start_id)
+        target = describe_target(generation.max_new_tokens, preprocessing.cache_shape)
+        inputs = (*cls.signature(preprocessing), *target)
+        return cls(preprocessing.tokenizer, inputs, generation=generation, **preprocessing.text_options)
 
     @classmethod
     def from_assets(cls, folder: Path, inputs: tuple[TensorSpec, ...]) -> Self:
@@ -77,16 +76,8 @@ class Text2TextGeneration(WrittenText, TextTask):
         super().limit_ids(count)
         self.check_generation(count)
 
-    def sample_schema(self) -> dict[str, Any]:
-        return TEXT_SCHEMA
-
-    def parse(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return value
-        raise InputError(f"a sample must be a text, not {type(value).__name__}")
-
     def read_row(self, values: Mapping[str, Any], folder: Path) -> tuple[tuple[Any, ...], Any]:
-        """The text of a row with its target, in the column of that name or of a label."""
+        """Read the text of a row with its target, in the column of that name or of a label."""
         (text,), label = super().read_row(values, folder)
         target = values.get(TARGET, label)
         if target is None or not isinstance(text, str):
@@ -94,7 +85,7 @@ class Text2TextGeneration(WrittenText, TextTask):
         return (TargetedText(text, self.encode_text(target)),), target
 
     def parse_label(self, value: Any, sample: Any) -> Any:
-        """The ids of the target's tokens."""
+        """Return the ids of the target's tokens."""
         return list(self.encode_text(value))
 
     def has_target(self, sample: Any) -> bool:
@@ -104,7 +95,7 @@ class Text2TextGeneration(WrittenText, TextTask):
         return [TargetedText(text, self.cut(ids)) for text, ids in zip(samples, written.tolist(), strict=True)]
 
     def encode(self, samples: Sequence[Any]) -> Arrays:
-        """Source and target; a sample without a target has the start token alone."""
+        """Encode source and target; a sample without a target has the start token alone."""
         return super().encode(samples) | self.encode_targets([getattr(each, "target", ()) for each in samples])
 
     def check_values(self, inputs: Arrays) -> None:

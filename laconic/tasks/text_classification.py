@@ -1,7 +1,7 @@
 """Text classification: a text to one of several classes."""
 
+from laconic.tasks.classes import LabelledText
 from laconic.tasks.classification import Classification
-from laconic.tasks.labelled_text import LabelledText
 
 
 class TextClassification(Classification, LabelledText):

@@ -10,8 +10,8 @@ from laconic.arrays import Arrays, first
 from laconic.errors import InputError
 from laconic.metrics import Scorer, cosine, make_scorer, spearman
 from laconic.tasks.embedding import Embedding, has_image_config, has_two_towers
-from laconic.tasks.row_parsing import SCORE
-from laconic.tasks.text import TextTask, is_pair, read_pair
+from laconic.tasks.row_parsing import SCORE, is_pair, read_pair
+from laconic.tasks.text import TextTask
 
 
 class TextEmbedding(Embedding, TextTask):
@@ -42,7 +42,7 @@ class TextEmbedding(Embedding, TextTask):
 
 
 def parse_score(value: Any) -> float | None:
-    """The score of a pair of texts, any finite number; None where there is none. Raises InputError."""
+    """Parse the score of a pair of texts, any finite number; None where there is none. Raises InputError."""
     if value is None:
         return None
     try:

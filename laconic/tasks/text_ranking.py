@@ -62,5 +62,5 @@ class TextRanking(TextRegression):
         return list(zip(texts[0::2], texts[1::2], strict=True))
 
     def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
-        found, wanted = self.scores(outputs)[:, 0], np.asarray(labels, np.float64)[:, 0]
-        return make_scorer(lambda index: spearman(found[index], wanted[index]), len(wanted))
+        scores, relevances = self.scores(outputs)[:, 0], np.asarray(labels, np.float64)[:, 0]
+        return make_scorer(lambda index: spearman(scores[index], relevances[index]), len(relevances))

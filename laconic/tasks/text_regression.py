@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, Unpack
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -11,12 +11,12 @@ from laconic.arrays import Array, Arrays, first, sigmoid
 from laconic.errors import DataError
 from laconic.metrics import Scorer, make_r2_scorer, measure_closeness
 from laconic.tasks.agreement import Agreement, compare_scores
+from laconic.tasks.answer_comparison import Labels
 from laconic.tasks.assets import PREPROCESS, read_asset, to_json
 from laconic.tasks.checkpoint_loading import count_outputs
-from laconic.tasks.labelled_text import LabelledText
-from laconic.tasks.preprocessing import Activation, Preprocessing
+from laconic.tasks.classes import LabelledText
+from laconic.tasks.preprocessing import Activation, Preprocessing, TextOptions
 from laconic.tasks.tolerance import Tolerance
-from laconic.tasks.training_needs import HealingLoss
 from laconic.tensor import TensorSpec
 
 SCORE_NAME = "score"
@@ -44,13 +44,11 @@ class TextRegression(LabelledText):
         tokenizer: Tokenizer,
         inputs: tuple[TensorSpec, ...],
         *,
-        max_tokens: int,
-        pad_id: int,
-        labels: tuple[str, ...] = (),
         activation: Activation = "identity",
+        **options: Unpack[TextOptions],
     ) -> None:
         """activation: what makes a score of an output."""
-        super().__init__(tokenizer, inputs, max_tokens=max_tokens, pad_id=pad_id, labels=labels)
+        super().__init__(tokenizer, inputs, **options)
         self.activation = activation
 
     @classmethod
@@ -90,43 +88,35 @@ class TextRegression(LabelledText):
         return numbers
 
     def scores(self, outputs: Arrays) -> Array:
-        """The scores, [samples, outputs] float64."""
+        """Return the scores, [samples, outputs] float64."""
         logits = first(outputs).astype(np.float64)
         logits = logits.reshape(len(logits), -1)
         return sigmoid(logits) if self.activation == "sigmoid" else logits
 
     def decode(self, outputs: Arrays, samples: Sequence[Any]) -> list[Any]:
-        found = self.scores(outputs)
-        if found.shape[1] == 1:
-            return [{"score": float(row[0])} for row in found]
-        names = [*self.labels, *map(str, range(len(self.labels), found.shape[1]))]
+        scores = self.scores(outputs)
+        if scores.shape[1] == 1:
+            return [{"score": float(row[0])} for row in scores]
         return [
-            {"scores": [{"label": name, "score": float(score)} for name, score in zip(names, row, strict=False)]}
-            for row in found
+            {"scores": [{"label": self.label(index), "score": float(score)} for index, score in enumerate(row)]}
+            for row in scores
         ]
 
     def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
         return np.asarray(measure_closeness(self.scores(reference), self.scores(candidate)).min(axis=1))
 
-    def agreements(
-        self, reference: Arrays, candidate: Arrays, labels: Sequence[Any] | None = None
-    ) -> Iterator[Agreement]:
-        wanted, found = self.scores(reference), self.scores(candidate)
-        for index, (one, two) in enumerate(zip(wanted.T, found.T, strict=True)):
-            name = self.labels[index] if index < len(self.labels) else str(index)
-            yield from compare_scores(one, two, f"score {name!r}")
+    def agreements(self, reference: Arrays, candidate: Arrays, labels: Labels = None) -> Iterator[Agreement]:
+        expected, actual = self.scores(reference), self.scores(candidate)
+        for index, (one, two) in enumerate(zip(expected.T, actual.T, strict=True)):
+            yield from compare_scores(one, two, f"score {self.label(index)!r}")
 
     def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
-        """The coefficient of determination, the mean over the outputs; 0 where the labels do not vary."""
+        """Score by the coefficient of determination, the mean over the outputs; 0 where the labels do not vary."""
         return make_r2_scorer(self.scores(outputs), np.asarray(labels, np.float64).reshape(len(labels), -1))
-
-    def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:
-        """All hidden states and the scores; the scores alone where no layers are shared."""
-        return {"hidden-states": 1.0, "outputs": 1.0} if layers else {"outputs": 1.0}
 
 
 def parse_numbers(value: Any) -> list[float]:
-    """A label as numbers, one or more, also from a column of texts. Raises DataError."""
+    """Parse a label as numbers, one or more, also from a column of texts. Raises DataError."""
     values = value if isinstance(value, (list, tuple)) else [value]
     try:
         numbers = [float(each) for each in values]

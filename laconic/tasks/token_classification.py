@@ -11,13 +11,13 @@ from laconic.arrays import Array, Arrays, first, softmax
 from laconic.errors import DataError, InputError
 from laconic.metrics import Scorer, make_f1_scorer
 from laconic.tasks.agreement import Agreement, compare_class, share_of
-from laconic.tasks.labelled_text import LabelledText
+from laconic.tasks.answer_comparison import Labels
+from laconic.tasks.classes import LabelledText
 from laconic.tasks.null_answers import make_null_logits, shuffle_rows
 from laconic.tasks.row_parsing import LABEL
-from laconic.tasks.text import TEXT_SCHEMA
+from laconic.tasks.text import SingleText
 from laconic.tasks.token_positions import IGNORED, find_filled, fit_positions, overlap_positions
 from laconic.tasks.tolerance import Tolerance
-from laconic.tasks.training_needs import HealingLoss
 
 OUTSIDE = "O"
 """The class of tokens that belong to no entity."""
@@ -35,7 +35,7 @@ class Entity(NamedTuple):
     last: int
 
 
-class TokenClassification(LabelledText):
+class TokenClassification(LabelledText, SingleText):
     """Fidelity is the overlap of the two distributions over the tokens of a text, less the class of tokens outside of
     entities. The metric is the F1 of entities, which count where tag, beginning and end are right."""
 
@@ -50,23 +50,15 @@ class TokenClassification(LabelledText):
 
     @classmethod
     def new_classes(cls, labels: Sequence[Any], known: Sequence[str]) -> tuple[str, ...]:
-        wanted = {span["label"] for label in labels for span in read_spans(label)}
-        if known and wanted <= {split_tag(label)[1] for label in known}:
+        tags = {span["label"] for label in labels for span in read_spans(label)}
+        if known and tags <= {split_tag(label)[1] for label in known}:
             return ()
-        if not wanted:
+        if not tags:
             raise DataError("no sample has an entity, so there is nothing to find")
-        return (OUTSIDE, *(f"{prefix}-{tag}" for tag in sorted(wanted) for prefix in "BI"))
-
-    def sample_schema(self) -> dict[str, Any]:
-        return TEXT_SCHEMA
-
-    def parse(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return value
-        raise InputError(f"a sample must be a text, not {type(value).__name__}")
+        return (OUTSIDE, *(f"{prefix}-{tag}" for tag in sorted(tags) for prefix in "BI"))
 
     def read_row(self, values: Mapping[str, Any], folder: Path) -> tuple[tuple[Any, ...], Any]:
-        """A text with its entities; or words with a tag each, which are joined by spaces."""
+        """Read a text with its entities; or words with a tag each, which are joined by spaces."""
         if TOKENS not in values or self.field in values:
             return super().read_row(values, folder)
         words, tags = values[TOKENS], values.get(TAGS)
@@ -75,7 +67,7 @@ class TokenClassification(LabelledText):
         return (" ".join(words),), None if tags is None else join_tags(words, self.name_tags(tags))
 
     def name_tags(self, tags: Any) -> Any:
-        """Tags by their names, where they are given by the numbers of the model's classes. Raises InputError."""
+        """Name tags, where they are given by the numbers of the model's classes. Raises InputError."""
         numbers = isinstance(tags, (list, tuple)) and all(type(tag) is int for tag in tags)
         if not tags or not numbers:
             return tags
@@ -88,7 +80,8 @@ class TokenClassification(LabelledText):
         return [self.labels[tag] for tag in tags]
 
     def parse_label(self, value: Any, sample: Any) -> Any:
-        """The number of a class for each token, IGNORED for special tokens. value: entities, as `read_spans` takes."""
+        """Return the number of a class for each token, IGNORED for special tokens. value: entities, as `read_spans`
+        takes."""
         spans = read_spans(value)
         encoding = self.tokenizer.encode(sample)
         classes = {label: index for index, label in enumerate(self.labels)}
@@ -112,7 +105,8 @@ class TokenClassification(LabelledText):
         ]
 
     def describe_entities(self, probabilities: Array, text: str) -> Iterator[dict[str, Any]]:
-        """The entities of a text, as the token classification pipeline of transformers aggregates them (`simple`).
+        """Return the entities of a text, as the token classification pipeline of transformers aggregates them
+        (`simple`).
 
         probabilities: [positions, classes].
         """
@@ -139,15 +133,13 @@ class TokenClassification(LabelledText):
         outside = self.labels.index(OUTSIDE) if OUTSIDE in self.labels else None
         return overlap_positions(first(reference), first(candidate), outside)
 
-    def agreements(
-        self, reference: Arrays, candidate: Arrays, labels: Sequence[Any] | None = None
-    ) -> Iterator[Agreement]:
-        """The tags of tokens that are the same, and of the entities of each tag those that have tag and ends alike."""
-        wanted = first(reference)
-        found, filled = fit_positions(first(candidate), wanted.shape[1]), find_filled(wanted)
-        same = (wanted.argmax(-1) == found.argmax(-1))[filled]
+    def agreements(self, reference: Arrays, candidate: Arrays, labels: Labels = None) -> Iterator[Agreement]:
+        """Compare the tags of tokens, and of the entities of each tag those that have tag and ends alike."""
+        expected = first(reference)
+        actual, filled = fit_positions(first(candidate), expected.shape[1]), find_filled(expected)
+        same = (expected.argmax(-1) == actual.argmax(-1))[filled]
         yield share_of(int(same.sum()), same.size, "agreement", 0.0)
-        sides = [self.list_entities(logits.argmax(-1), filled) for logits in (wanted, found)]
+        sides = [self.list_entities(logits.argmax(-1), filled) for logits in (expected, actual)]
         for tag in sorted({entity.tag for _, entity in sides[0]}):
             one, two = ({pair for pair in side if pair[1].tag == tag} for side in sides)
             union = one | two
@@ -155,7 +147,8 @@ class TokenClassification(LabelledText):
             yield from compare_class(wanted_mask, found_mask, f"entities {tag!r}", ENTITIES_LEAST)
 
     def list_entities(self, classes: Array, filled: Array) -> set[tuple[int, "Entity"]]:
-        """The entities of all samples, each with the number of its sample. classes, filled: [samples, positions]."""
+        """List the entities of all samples, each with the number of its sample. classes, filled: [samples,
+        positions]."""
         return {
             (row, entity)
             for row, (numbers, there) in enumerate(zip(classes, filled, strict=True))
@@ -171,23 +164,20 @@ class TokenClassification(LabelledText):
         counts = []
         for classes, label in zip(first(outputs).argmax(axis=-1), labels, strict=True):
             kept = [index for index, each in enumerate(label) if each != IGNORED]
-            wanted = set(group_tokens(kept, label, self.labels))
-            found = set(group_tokens(kept, classes, self.labels))
-            counts.append((len(wanted & found), len(found), len(wanted)))
+            expected = set(group_tokens(kept, label, self.labels))
+            actual = set(group_tokens(kept, classes, self.labels))
+            counts.append((len(expected & actual), len(actual), len(expected)))
         return make_f1_scorer(*np.array(counts).T)
-
-    def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:
-        """All hidden states and the logits; the logits alone where no layers are shared."""
-        return {"hidden-states": 1.0, "outputs": 1.0} if layers else {"outputs": 1.0}
 
 
 def split_tag(label: str) -> tuple[str, str]:
-    """The prefix and the tag of a class, as `B` and `PER` of `B-PER`; a class without a prefix continues an entity."""
+    """Return the prefix and the tag of a class, as `B` and `PER` of `B-PER`; a class without a prefix continues an
+    entity."""
     return (label[0], label[2:]) if label[:2] in ("B-", "I-") else ("I", label)
 
 
 def find_tag(tag: str, classes: Mapping[str, int], *, begins: bool) -> int:
-    """The class of a token of an entity. Raises DataError for a tag that the model does not know."""
+    """Find the class of a token of an entity. Raises DataError for a tag that the model does not know."""
     for name in (f"B-{tag}" if begins else f"I-{tag}", f"I-{tag}", f"B-{tag}", tag):
         if name in classes:
             return classes[name]
@@ -196,7 +186,7 @@ def find_tag(tag: str, classes: Mapping[str, int], *, begins: bool) -> int:
 
 
 def group_tokens(kept: Sequence[int], classes: Sequence[int] | Array, labels: Sequence[str]) -> Iterator[Entity]:
-    """The entities among some tokens: adjacent ones of the same tag, up to one that begins another.
+    """Return the entities among some tokens: adjacent ones of the same tag, up to one that begins another.
 
     kept: the positions of the text's own tokens. classes: of all positions.
     """
@@ -216,7 +206,8 @@ def group_tokens(kept: Sequence[int], classes: Sequence[int] | Array, labels: Se
 
 
 def join_tags(words: Sequence[str], tags: Any) -> list[dict[str, Any]]:
-    """The entities of words that are joined by spaces, from a tag for each, as B-PER, I-PER or O. Raises InputError."""
+    """Return the entities of words that are joined by spaces, from a tag for each, as B-PER, I-PER or O. Raises
+    InputError."""
     if not isinstance(tags, (list, tuple)) or len(tags) != len(words):
         raise InputError(f"expected a tag for each of the {len(words)} words under {TAGS!r}")
     if not all(isinstance(tag, str) for tag in tags):
@@ -234,7 +225,8 @@ def join_tags(words: Sequence[str], tags: Any) -> list[dict[str, Any]]:
 
 
 def read_spans(value: Any) -> list[dict[str, Any]]:
-    """The entities of a label: objects with `start`, `end` (in characters, the end exclusive) and `label`, in order.
+    """Read the entities of a label: objects with `start`, `end` (in characters, the end exclusive) and `label`, in
+    order.
 
     Raises DataError for anything else, and for entities that overlap.
     """

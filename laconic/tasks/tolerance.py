@@ -21,12 +21,12 @@ class Tolerance(BaseModel):
     slack: float = 1.0
 
     def met_by(self, fidelity: Array) -> bool:
-        """Whether the mean, and the worst sample where it is bounded, are high enough. fidelity: [samples]."""
+        """Return whether the mean, and the worst sample where it is bounded, are high enough. fidelity: [samples]."""
         return bool(fidelity.mean() >= self.mean and (self.worst is None or fidelity.min() >= self.worst))
 
     def loosen(self, least: float) -> float:
-        """The least value of an agreement by this tolerance, from that by the default one; at least LOWEST_AGREEMENT
-        where any is required."""
+        """Return the least value of an agreement by this tolerance, from that by the default one; at least
+        LOWEST_AGREEMENT where any is required."""
         return max(1 - self.slack * (1 - least), min(LOWEST_AGREEMENT, least)) if self.slack and least else 0.0
 
     def describe(self) -> str:

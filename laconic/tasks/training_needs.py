@@ -28,12 +28,13 @@ class TrainingNeeds(NamedTask):
     """The length of a row for which memory is planned, at most, where the request names none."""
 
     def figures_from_loss(self, loss: float) -> dict[str, float]:
-        """Figures that take the place of the metric, from the objective's mean loss; empty where there are none."""
+        """Return figures that take the place of the metric, from the objective's mean loss; empty where there are
+        none."""
         return {}
 
     def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:
-        """The distillation losses that heal a compressed model, with their weights.
+        """Return the distillation losses that heal a compressed model, with their weights.
 
         layers: whether student and teacher share layers, whose hidden states can be compared.
         """
-        return {"outputs": 1.0}
+        return {"hidden-states": 1.0, "outputs": 1.0} if layers else {"outputs": 1.0}

@@ -12,6 +12,7 @@ from laconic.arrays import Array, Arrays
 from laconic.errors import DataError, InputError
 from laconic.metrics import Scorer, make_mean_scorer
 from laconic.tasks.agreement import Agreement, share_of
+from laconic.tasks.answer_comparison import Labels
 from laconic.tasks.assets import read_asset, to_json
 from laconic.tasks.decoder_tensors import (
     DECODER_ATTENTION_MASK,
@@ -70,11 +71,11 @@ class WrittenText(Task):
 
     @staticmethod
     def read_generation(folder: Path) -> GenerationSettings:
-        """The settings of generation of an artifact."""
+        """Read the settings of generation of an artifact."""
         return GenerationSettings.model_validate(read_asset(folder, GENERATION))
 
     def pack_generation(self) -> dict[str, bytes]:
-        """The file of an artifact that holds the settings of generation."""
+        """Return the file of an artifact that holds the settings of generation."""
         return {GENERATION: to_json(self.settings.model_dump(mode="json"))}
 
     def check_generation(self, count: int) -> None:
@@ -96,10 +97,10 @@ class WrittenText(Task):
         return {name: encoded[name] for name in self.source_inputs}
 
     def encode_text(self, text: Any, prefix: Sequence[int] | None = None) -> tuple[int, ...]:
-        """The tokens that a model should write: those of the tokenizer, with the first token that generation forces,
-        and the end token; at most as many as an answer may have. prefix: the tokens before the text, in the place of
-        the tokenizer's special ones. Raises DataError for anything but a text, and for a token that the model has no
-        embedding for."""
+        """Return the tokens that a model should write: those of the tokenizer, with the first token that generation
+        forces, and the end token; at most as many as an answer may have. prefix: the tokens before the text, in the
+        place of the tokenizer's special ones. Raises DataError for anything but a text, and for a token that the model
+        has no embedding for."""
         if not isinstance(text, str) or not text.strip():
             raise DataError(f"{self.target_column!r} must be the text to write, not {text!r}")
         first, ends = self.settings.forced_bos_token_id, self.settings.eos_token_id
@@ -122,8 +123,8 @@ class WrittenText(Task):
         return tuple(ids[: self.settings.max_new_tokens])
 
     def encode_targets(self, targets: Sequence[Sequence[int]]) -> Arrays:
-        """The decoder's inputs for the tokens of each target, the first of which follows the start token. An empty
-        target is the start token alone. The mask hides forced tokens too, as nobody asks the model for them."""
+        """Return the decoder's inputs for the tokens of each target, the first of which follows the start token. An
+        empty target is the start token alone. The mask hides forced tokens too, as nobody asks the model for them."""
         rows = [[self.settings.decoder_start_token_id, *target[:-1]] for target in targets]
         ids = np.full((len(rows), max(map(len, rows), default=1)), self.settings.pad_token_id, np.int64)
         mask = np.zeros_like(ids)
@@ -135,7 +136,7 @@ class WrittenText(Task):
         return {DECODER_INPUT_IDS: ids, DECODER_ATTENTION_MASK: mask, PAST: past}
 
     def draw_target(self, rows: int, length: int, past: int, seed: int) -> Arrays:
-        """Random targets behind `past` random tokens, together no longer than an answer: the model may have no
+        """Draw random targets behind `past` random tokens, together no longer than an answer: the model may have no
         positions for more."""
         rng = np.random.default_rng(seed)
         length = min(length, self.settings.max_new_tokens)
@@ -145,44 +146,44 @@ class WrittenText(Task):
         return {DECODER_INPUT_IDS: ids, DECODER_ATTENTION_MASK: np.ones_like(ids), PAST: keys}
 
     def shape_past(self, rows: int, past: int) -> tuple[int, ...]:
-        """The shape of the keys and values of so many tokens."""
+        """Return the shape of the keys and values of so many tokens."""
         (spec,) = (spec for spec in self.inputs if spec.name == PAST)
         return (rows, *(axis if isinstance(axis, int) else past for axis in spec.shape[1:]))
 
     def timed(self, batch: int, length: int) -> Arrays:
-        """Samples for which TIMED_TOKENS are written, token by token, as for requests."""
+        """Make samples for which TIMED_TOKENS are written, token by token, as for requests."""
         drawn = self.typical(batch, length)
         return {name: drawn[name] for name in self.source_inputs} | {NEW_TOKENS: np.array(TIMED_TOKENS)}
 
     def cut(self, ids: Sequence[int]) -> list[int]:
-        """The tokens of an answer up to its first end token, that included."""
+        """Return the tokens of an answer up to its first end token, that included."""
         ends = [place for place, each in enumerate(ids) if each in self.settings.eos_token_id]
         return list(ids[: ends[0] + 1] if ends else ids)
 
     def decode(self, outputs: Arrays, samples: Sequence[Any]) -> list[Any]:
-        """The text of each answer. outputs: what was written, or those of a target, of which the likeliest tokens."""
+        """Return the text of each answer. outputs: what was written, or those of a target, of which the likeliest
+        tokens."""
         ids = outputs[SEQUENCES if SEQUENCES in outputs else TOKENS]
         return [{"text": self.write(row)} for row in ids.tolist()]
 
     def write(self, ids: Sequence[int]) -> str:
-        """The text of some tokens, without those behind the end token, and without special ones."""
+        """Return the text of some tokens, without those behind the end token, and without special ones."""
         return str(self.tokenizer.decode(self.cut(ids), skip_special_tokens=True)).strip()
 
     def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
-        wanted = reference[PROBABILITIES]
-        found, filled = fit_positions(candidate[PROBABILITIES], wanted.shape[1]), find_filled(wanted)
-        shared = np.minimum(wanted, found).sum(axis=-1, dtype=np.float64) * filled
+        expected = reference[PROBABILITIES]
+        actual, filled = fit_positions(candidate[PROBABILITIES], expected.shape[1]), find_filled(expected)
+        shared = np.minimum(expected, actual).sum(axis=-1, dtype=np.float64) * filled
         return np.asarray((shared.sum(axis=1) / filled.sum(axis=1).clip(min=1)).clip(max=1.0))
 
-    def agreements(
-        self, reference: Arrays, candidate: Arrays, labels: Sequence[Any] | None = None
-    ) -> Iterator[Agreement]:
-        wanted, filled = reference[TOKENS], find_filled(reference[PROBABILITIES])
-        found = fit_positions(candidate[TOKENS][..., None], wanted.shape[1])[..., 0]
-        yield share_of(int((wanted == found)[filled].sum()), int(filled.sum()), "agreement", TOKENS_LEAST)
+    def agreements(self, reference: Arrays, candidate: Arrays, labels: Labels = None) -> Iterator[Agreement]:
+        expected, filled = reference[TOKENS], find_filled(reference[PROBABILITIES])
+        actual = fit_positions(candidate[TOKENS][..., None], expected.shape[1])[..., 0]
+        yield share_of(int((expected == actual)[filled].sum()), int(filled.sum()), "agreement", TOKENS_LEAST)
 
     def null_answers(self, reference: Arrays) -> dict[str, Arrays]:
-        """Those of the mean distribution of a token and of nothing but the end, at each place, and shuffled ones."""
+        """Return the answers of the mean distribution of a token and of nothing but the end, at each place, and
+        shuffled ones."""
         probabilities, tokens = reference[PROBABILITIES], reference[TOKENS]
         filled = find_filled(probabilities)
         mean = probabilities[filled].mean(axis=0) if filled.any() else probabilities[0, 0]
@@ -201,20 +202,20 @@ class WrittenText(Task):
         return {"shuffled": shuffle_rows(reference), **repeated}
 
     def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
-        found = outputs[TOKENS]
+        tokens = outputs[TOKENS]
         shares = []
         for row, target in enumerate(labels):
-            right = found[row, : len(target)] == np.array(target[: found.shape[1]])
+            right = tokens[row, : len(target)] == np.array(target[: tokens.shape[1]])
             shares.append(float(np.mean(np.delete(right, self.settings.forced_places))))
         return make_mean_scorer(np.array(shares))
 
     def figures_from_loss(self, loss: float) -> dict[str, float]:
-        """The perplexity; a loss of more than 700 is taken as 700, since its exponential is no float."""
+        """Return the perplexity; a loss of more than 700 is taken as 700, since its exponential is no float."""
         return {"perplexity": math.exp(min(loss, 700.0))}
 
     def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:
         return {"outputs": 1.0}
 
     def select_source(self, inputs: Mapping[str, Array]) -> Arrays:
-        """The inputs that the encoder reads."""
+        """Return the inputs that the encoder reads."""
         return {name: array for name, array in inputs.items() if name not in TARGET_INPUTS}

@@ -12,7 +12,6 @@ from laconic.arrays import Array
 from laconic.progress import Step, Steps
 from laconic.runtimes.runtime import Session
 from laconic.tasks.processing import Processing
-from laconic.timing.interleave import interleave, make_timings
 from laconic.timing.measurements import Timing
 
 LENGTH = 128
@@ -53,7 +52,7 @@ def benchmark_sessions(
     would take longer than a quarter of `patience`. patience: seconds per batch size; infinite: all rounds of all
     batches are run. clock: see `interleave`.
     """
-    found: list[Timing] = []
+    timings: list[Timing] = []
     least = min(LEAST_ROUNDS, rounds)
     enough = partial(is_settled, baseline=baseline, least=least) if patience < math.inf else None
     row = 0.0
@@ -65,15 +64,15 @@ def benchmark_sessions(
         inputs = task.timed(batch, length)
         runs = {name: partial(session.run, inputs) for name, session in sessions.items()}
         seconds = interleave(runs, rounds=max(least, min(rounds, most)), clock=clock, enough=enough)
-        found += make_timings(seconds, baseline, batch=batch, length=find_free_length(inputs, task), threads=threads)
+        timings += make_timings(seconds, baseline, batch=batch, length=find_free_length(inputs, task), threads=threads)
         row = sum(map(sum, seconds.values())) / len(seconds[baseline]) / batch
         step.advance()
-    return found
+    return timings
 
 
 def is_settled(seconds: Mapping[str, Sequence[float]], *, baseline: str, least: int) -> bool:
-    """Whether the ratio of each session to the baseline is known, by at least `least` rounds; of a lone session, its
-    time. seconds: of each run."""
+    """Return whether the ratio of each session to the baseline is known, by at least `least` rounds; of a lone session,
+    its time. seconds: of each run."""
     if len(seconds[baseline]) < least:
         return False
     ratios = [np.array(seconds[baseline]) / np.array(values) for name, values in seconds.items() if name != baseline]
@@ -82,7 +81,7 @@ def is_settled(seconds: Mapping[str, Sequence[float]], *, baseline: str, least: 
 
 
 def measure_speeds(sessions: Mapping[str, Session], task: Processing, threads: int) -> dict[str, float]:
-    """The speed of each session relative to the first, by name: the geometric mean over TRIAL_BATCHES.
+    """Measure the speed of each session relative to the first, by name: the geometric mean over TRIAL_BATCHES.
 
     By processor time, so that other programs on the machine do not influence a choice by it.
     """
@@ -111,3 +110,69 @@ def find_free_length(inputs: Mapping[str, Array], task: Processing) -> int:
         ),
         default=0,
     )
+
+
+Runs = Mapping[str, Callable[[], object]]
+
+LONG = 1.0
+"""Seconds of a run after which another to warm up changes nothing."""
+
+
+def interleave(
+    contestants: Runs,
+    *,
+    rounds: int,
+    warmup: int = 2,
+    clock: Callable[[], float] = time.perf_counter,
+    enough: Callable[[Mapping[str, list[float]]], bool] | None = None,
+) -> dict[str, list[float]]:
+    """Time each candidate `rounds` times; in each round every candidate runs once, in a rotating order.
+
+    warmup: runs of each before, one where a run takes a second. clock: perf_counter for the latency that a user sees;
+    process_time for comparisons while other programs use the cores. enough: of the seconds so far, whether they
+    suffice. Returns the seconds of each run, by candidate.
+    """
+    names = list(contestants)
+    for name in names:
+        for _ in range(warmup):
+            start = clock()
+            contestants[name]()
+            if clock() - start > LONG:
+                break
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(rounds):
+        turn = number % len(names)
+        for name in names[turn:] + names[:turn]:
+            start = clock()
+            contestants[name]()
+            seconds[name].append(clock() - start)
+        if enough is not None and enough(seconds):
+            break
+    return seconds
+
+
+def make_timings(
+    seconds: Mapping[str, list[float]], baseline: str, *, batch: int, length: int, threads: int
+) -> list[Timing]:
+    """Summarize the runs as one Timing per candidate; the speed-up is the median over rounds of baseline / candidate.
+
+    seconds: as `interleave` returns them. batch: rows; length: size of the longest dynamic axis.
+    """
+    results = []
+    for name, values in seconds.items():
+        ratios = np.array(seconds[baseline]) / np.array(values)
+        low, median, high = np.percentile(values, [25, 50, 75])
+        slow, ratio, fast = np.percentile(ratios, [25, 50, 75])
+        results.append(
+            Timing(
+                engine=name,
+                batch=batch,
+                length=length,
+                threads=threads,
+                seconds=float(median),
+                quartiles=(float(low), float(high)),
+                speedup=float(ratio),
+                speedup_quartiles=(float(slow), float(fast)),
+            )
+        )
+    return results

@@ -21,7 +21,8 @@ from laconic.errors import OutOfMemory, RecipeError, SourceError, UsageError
 from laconic.hardware import return_freed_memory
 from laconic.hashing import environment_digest, hash_of
 from laconic.models.adapter import Adapter
-from laconic.models.checkpoint import Checkpoint, check_free, load_source
+from laconic.models.checkpoint import Checkpoint, check_free
+from laconic.models.source_loading import load_source
 from laconic.progress import Steps
 from laconic.registry import trust_addresses
 from train.callbacks.callback import Callback, RunDescription, RunLog

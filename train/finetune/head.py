@@ -10,14 +10,13 @@ from laconic import registry
 from laconic.data.reader import read_rows
 from laconic.errors import DataError, InputError, SourceError
 from laconic.models import huggingface, timm_folder
-from laconic.models.checkpoint import Checkpoint, load_model, load_source, make_checkpoint, rebuild
-from laconic.models.checkpoint_card import CARD, prepare
+from laconic.models.checkpoint import CARD, Checkpoint, prepare, rebuild
 from laconic.models.embedder import MODULES, read_modules
+from laconic.models.model_folder import read_source_json
 from laconic.models.pretrained import is_head_weight, reset_head
-from laconic.models.processors import resolve_task
+from laconic.models.processors import read_template, resolve_task
 from laconic.models.signature import probe_module
-from laconic.models.source_json import read_source_json
-from laconic.models.special_tokens import read_template
+from laconic.models.source_loading import load_model, load_source, make_checkpoint
 from laconic.models.task_inference import infer_task
 from laconic.tasks.checkpoint_loading import count_outputs
 from laconic.tasks.preprocessing import Preprocessing

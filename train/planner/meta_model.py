@@ -11,15 +11,15 @@ from torch import nn
 from laconic import registry
 from laconic.errors import SourceError
 from laconic.models import builder as builders
-from laconic.models import huggingface, timm_folder
-from laconic.models.checkpoint import is_onnx, rebuild_from_card
-from laconic.models.checkpoint_card import CARD, read_card
+from laconic.models import huggingface, timm_folder, wrappers
+from laconic.models.checkpoint import CARD, read_card, rebuild_from_card
 from laconic.models.embedder import MODULES
 from laconic.models.encoder_decoder import SpeechWriter
 from laconic.models.processors import plain_task, resolve_task
+from laconic.models.source_loading import is_onnx
+from laconic.tasks.audio_preprocess import LogMelPreprocess
 from laconic.tasks.generation_settings import GenerationSettings
 from laconic.tasks.image_preprocess import ImagePreprocess
-from laconic.tasks.log_mel import LogMelPreprocess
 from laconic.tasks.preprocessing import Preprocessing
 from laconic.tasks.task import Task, open_task
 from laconic.tensor import TensorSpec
@@ -116,7 +116,7 @@ def from_transformers(folder: Path, task: str | None, trust: bool) -> MetaModel:
     """A folder of transformers, or of sentence-transformers."""
     opened = huggingface.open_folder(folder, task, trust=trust)
     with torch.device("meta"):
-        module = huggingface.build(opened.source)
+        module = wrappers.build(opened.source)
     name = folder.resolve().name
     if "images" in opened.task.accepts:
         side, channels = opened.config.get("image_size") or IMAGE, opened.config.get("num_channels", 3)

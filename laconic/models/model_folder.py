@@ -1,11 +1,23 @@
-"""Folders of models that other libraries wrote, and those whose weights are not there: named for what they are."""
+"""The folder of a model: its JSON files; and folders of other libraries, or without weights, named for what they
+are."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from laconic.errors import SourceError
-from laconic.models.source_json import read_source_json
+from laconic.files import read_json
+
+
+def read_source_json(path: Path) -> Any:
+    """Read the JSON in a file of the source. Raises SourceError."""
+    try:
+        return read_json(path)
+    except FileNotFoundError:
+        raise SourceError(f"{path} is missing. Copy the model's folder again, with all of its files") from None
+    except (OSError, ValueError) as error:
+        raise SourceError(f"{path} does not read as JSON: {error}. Copy the model's folder again") from error
+
 
 GGUF = (
     "the format of llama.cpp, which are quantized already. Give the folder that they were made from: the one of "
@@ -40,8 +52,8 @@ def refuse_foreign(folder: Path) -> None:
         refuse_pointers(folder)
         return
     for pattern, said in OTHERS.items():
-        if found := sorted(folder.glob(pattern)):
-            raise SourceError(f"{folder} holds weights {said} ({found[0].name})")
+        if files := sorted(folder.glob(pattern)):
+            raise SourceError(f"{folder} holds weights {said} ({files[0].name})")
 
 
 def refuse_quantized(folder: Path, config: Mapping[str, Any]) -> None:

@@ -1,0 +1,171 @@
+"""Opening a trained model in any supported format, as a checkpoint."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from torch import nn
+
+from laconic.arrays import Arrays
+from laconic.artifacts.manifest import MANIFEST
+from laconic.artifacts.record import Record
+from laconic.errors import SourceError
+from laconic.hashing import hash_of
+from laconic.models import builder as builders
+from laconic.models import huggingface, timm_folder
+from laconic.models.adapter import is_adapter, read_adapter
+from laconic.models.checkpoint import CARD, Checkpoint, prepare
+from laconic.models.model_folder import GGUF, refuse_foreign
+from laconic.models.pretrained import Loaded
+from laconic.models.processors import plain_task, read_chat_template
+from laconic.models.sample_signature import infer_inputs
+from laconic.models.signature import order_inputs, probe_module
+from laconic.models.weights import check_finite, fingerprint, is_program, scan_weights
+from laconic.tensor import TensorSpec
+
+ONE_LENGTH = (
+    "A model that takes inputs of one length alone, as Nystromformer, can be given with a --builder, and samples of "
+    "that length in an .npz file"
+)
+
+
+def is_onnx(source: Path) -> bool:
+    """Return whether a source is an ONNX file: a graph already, and no checkpoint."""
+    return source.suffix == ".onnx"
+
+
+def load_source(
+    source: Path,
+    *,
+    task: str | None = None,
+    builder: str | None = None,
+    arguments: dict[str, Any] | None = None,
+    inputs: tuple[TensorSpec, ...] | None = None,
+    samples: Arrays | None = None,
+    trust: bool = False,
+) -> Checkpoint:
+    """Open a trained model in any supported format.
+
+    source: a folder of transformers or sentence-transformers; a file of weights, with the `builder`
+    ("package.module:factory") and the `arguments` that make the module, and the `inputs` that it takes; or a
+    checkpoint saved before. samples: arrays by input, from which the inputs are found where nothing states them.
+    trust: lets a source execute code that it carries.
+    Raises SourceError, UntrustedSource.
+    """
+    if not source.exists():
+        raise SourceError(f"{source} does not exist; expected a model's folder, or a file of weights")
+    if is_onnx(source):
+        raise SourceError(f"{source} is an ONNX file: a graph, not a checkpoint. Stages that train need the checkpoint")
+    if source.is_dir():
+        return _load_folder(source, task, builder, trust)
+    if source.suffix.lower() == ".gguf":
+        raise SourceError(f"{source} holds weights in GGUF, {GGUF}")
+    if is_program(source):
+        module, origin, traced = builders.load_program(source, trust=trust)
+    else:
+        module, origin = builders.load(source, builder, arguments or {}, trust=trust)
+        traced = tuple(getattr(module, "inputs", ()))
+    stated = inputs or traced
+    if not stated and samples is not None:
+        stated = infer_inputs(prepare(module), samples)
+    return _with_signature(module, origin, stated, task, source)
+
+
+def _load_folder(folder: Path, task: str | None, builder: str | None, trust: bool) -> Checkpoint:
+    if (folder / CARD).is_file():
+        return Checkpoint.load(folder, trust=trust)
+    if is_adapter(folder):
+        return _load_adapter(folder, task, trust)
+    if builder:
+        raise SourceError(f"{folder} is a folder; with a --builder, expected the file of weights (.safetensors, .pt)")
+    if not (folder / "config.json").is_file() and not (folder / "modules.json").is_file():
+        refuse_foreign(folder)
+        if (folder / MANIFEST).is_file():
+            raise SourceError(f"{folder} is an artifact, for engines alone. Give the checkpoint that it was made from")
+        raise SourceError(
+            f"{folder} has neither {CARD} nor config.json; expected a saved checkpoint or a folder of transformers "
+            f"or timm. For a model of your own, give the file of weights and a --builder"
+        )
+    return make_checkpoint(load_model(folder, task=task, trust=trust), folder)
+
+
+def make_checkpoint(loaded: Loaded, folder: Path, *, head: tuple[Any, ...] = ()) -> Checkpoint:
+    """Make the checkpoint of a loaded folder. head: what a new head was made from beside the folder, JSON-ready.
+
+    Raises SourceError for weights that are NaN or infinite, and for a model that does not run.
+    """
+    scan = scan_weights(loaded.files) if all(path.suffix == ".safetensors" for path in loaded.files) else None
+    if scan is None or not scan.finite:
+        check_finite(loaded.module, folder)
+    made = loaded.task
+    outputs = probe_module(prepare(loaded.module), made.inputs, (loaded.output,), made.sample_inputs, advice=ONE_LENGTH)
+    return Checkpoint.of(
+        loaded.module,
+        made,
+        outputs=outputs,
+        source=loaded.source,
+        size=loaded.size,
+        licence=read_licence(folder),
+        weights=scan and hash_of(scan.digest, *head),
+    )
+
+
+def load_model(folder: Path, *, task: str | None, trust: bool, labels: Sequence[str] = (), seed: int = 0) -> Loaded:
+    """Load a folder of transformers, sentence-transformers or timm.
+
+    labels: the classes of a new head, drawn from the seed, in the place of the folder's own if it has one.
+    Raises SourceError for a model of another kind or a damaged one, UntrustedSource for one that brings its own code,
+    MissingPackage where the library is not installed.
+    """
+    if timm_folder.is_timm(folder):
+        return timm_folder.load(folder, task=task, labels=labels, seed=seed)
+    return huggingface.load(folder, task=task, trust=trust, labels=labels, seed=seed)
+
+
+def _load_adapter(folder: Path, task: str | None, trust: bool) -> Checkpoint:
+    """Return the model that an adapter belongs to, with the adapter merged into its weights."""
+    adapter = read_adapter(folder)
+    if not adapter.base.is_dir() or adapter.base.resolve() == folder.resolve():
+        raise SourceError(
+            f"{folder} is an adapter of {str(adapter.base)!r}, and there is no such folder. Name the folder of its "
+            f"model as base_model_name_or_path in adapter_config.json"
+        )
+    base = _load_folder(adapter.base, task, None, trust)
+    adapter.merge_into(base.module)
+    template = read_chat_template(folder)
+    chosen = base if template is None else replace(base, task=base.task.with_chat_template(template.text))
+    config = {"adapter": folder.name}
+    key = hash_of(base.key, "adapter", fingerprint(base.module))
+    return chosen.after(Record(stage="finetune", config=config, key=key, figures={}), base.module)
+
+
+def _with_signature(
+    module: nn.Module, origin: dict[str, Any], inputs: tuple[TensorSpec, ...], task: str | None, path: Path
+) -> Checkpoint:
+    """Return a checkpoint of a plain module. task: by default the one for plain arrays."""
+    if not inputs:
+        raise SourceError(
+            f"nothing says which tensors the module in {path} takes. Give samples in an .npz file (--data), whose "
+            f"arrays are named as the parameters of forward; or `inputs` in the recipe"
+        )
+    module = prepare(module)
+    check_finite(module, path)
+    inputs = order_inputs(module, inputs)
+    purpose = plain_task(task, inputs, path)
+    return Checkpoint.of(module, purpose, outputs=probe_module(module, inputs), source=origin, size=path.stat().st_size)
+
+
+def read_licence(folder: Path) -> str | None:
+    """Read the licence that the model's README.md states in its front matter."""
+    readme = folder / "README.md"
+    parts = readme.read_text(encoding="utf-8", errors="replace").split("---\n", 2) if readme.is_file() else []
+    if len(parts) < 3 or parts[0].strip():
+        return None
+    try:
+        front = yaml.safe_load(parts[1])
+    except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: a date or a number that there is not
+        return None
+    licence = front.get("license") if isinstance(front, dict) else None
+    return str(licence) if licence else None
