@@ -28,9 +28,6 @@ def summarize_onnx(path: Path) -> dict[str, Any]:
         )
     operators = Counter(node.op_type for node in model.graph.all_nodes())
     names = ", ".join(f"{value.name}=..." for value in values)
-    outputs = [
-        {"name": str(each.name), "shape": [str(axis) for axis in each.shape or ()]} for each in model.graph.outputs
-    ]
     return {
         "file": str(path),
         "bytes": path.stat().st_size,
