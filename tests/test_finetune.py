@@ -339,10 +339,10 @@ def test_logs_of_somebody_else_stay_and_a_failure_of_training_leaves_nothing(lac
         f"source: {home / 'bert'}\ndata: {home / 'classes.jsonl'}\nsteps: 9\noptimizer: {{sgd: {{lr: 1.0e+38}}}}\n"
         f"max_grad_norm: null\nloader: {{workers: 0}}\n"
     )
-    code, out, err = laconic("finetune", "--recipe", recipe, "-o", tmp_path / "tuned")
+    code, out, err = laconic("finetune", "--recipe", recipe, "-o", tmp_path / "failed")
     assert (code, out) == (1, "")
     assert "Try a lower learning rate" in err.splitlines()[-1]
-    assert [path.name for path in tmp_path.iterdir()] == ["recipe.yaml"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["recipe.yaml", "tuned.training"]
 
 
 def test_what_is_predicted_not_to_fit_is_not_begun(laconic, home, tmp_path):

@@ -225,7 +225,7 @@ def test_a_folder_that_is_no_artifact_is_left_alone_and_quantization_asks_for_sa
     given = recipe(trained).model_copy(update={"data": Recipe.model_fields["data"].default})
     with pytest.raises(DataError, match="--data"):
         compress(given, tmp_path / "out", cache=cache, steps=Steps(quiet=True))
-    assert list(tmp_path.iterdir()) == []
+    assert left_over(tmp_path / "thesis") == []
 
 
 def test_without_samples_a_full_precision_artifact_says_that_they_were_made_up(trained, cache, tmp_path):

@@ -272,7 +272,7 @@ def test_an_architecture_that_is_not_known_is_refused(stage, tmp_path):
     ("name", "silent", "spoiled", "said"),
     [
         ("BERT", [0, 2], {}, "differ by"),
-        ("BERT", [0, 1], {".attention.self": ("attention_head_size", 16)}, ""),
+        ("BERT", [0, 1], {".attention.self": ("attention_head_size", 16)}, "."),
         ("GPT-2", [0, 1], {".attn": ("split_size", 32)}, "does not run"),
     ],
     ids=["another head", "scrambled heads", "a model that does not run"],

@@ -48,7 +48,7 @@ def test_a_last_snapshot_that_fails_costs_not_the_result_unless_the_run_was_inte
         break_folder(tmp_path)
         save_snapshot(snapshots, torch.ones(3), [1.0], wait=False)
     assert "the snapshot of step 1 could not be written" in caplog.text
-    with open_snapshots(tmp_path) as snapshots:
-        break_folder(tmp_path)
+    with open_snapshots(tmp_path / "interrupted") as snapshots:
+        break_folder(tmp_path / "interrupted")
         with pytest.raises(TrainingFailure, match="could not be written"):
             save_snapshot(snapshots, torch.ones(3), [1.0], wait=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from artifacts import write_artifact
 from served import eventually, running
-from test_serve_models import answer, index, publish, serving
+from test_serve_models import answer, index, serving
 
 from laconic.artifacts.artifact import Artifact
 from laconic.errors import ArtifactError, UsageError
@@ -21,6 +21,15 @@ def make_unreadable(path: Path) -> Path:
     """Make an entry that cannot be looked into, not even by root: a link to a name that no file system takes."""
     path.symlink_to("x" * 300)
     return path
+
+
+def publish(path: Path, factor: float) -> Path:
+    """Put an artifact in place as a whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = write_artifact(path.with_name(f".{path.name}.{factor:g}"), factor=factor)
+    if path.exists():
+        path.rename(path.with_name(f".{path.name}.old"))
+    return draft.rename(path)
 
 
 @pytest.fixture

@@ -82,8 +82,8 @@ def test_the_newest_version_is_served_and_an_older_one_on_demand_also_of_a_folde
         assert eventually(lambda: answer(client) == ("11", 11))
         assert eventually(lambda: list(index(client)) == [("twice", "10"), ("twice", "11")])
     for number in (1, 2):
-        publish(tmp_path / "twice" / str(number), number)
-    with running(tmp_path / "twice") as server, server.client() as client:
+        publish(tmp_path / "given" / "twice" / str(number), number)
+    with running(tmp_path / "given" / "twice") as server, server.client() as client:
         assert answer(client) == ("2", 2)
 
 

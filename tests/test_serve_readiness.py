@@ -12,6 +12,7 @@ from test_serve_models import publish
 
 from laconic.errors import UsageError
 from serve.grpc import inference_pb2 as pb
+from serve.settings.settings_file import load_settings
 
 
 class Answers(NamedTuple):
@@ -45,11 +46,15 @@ def not_ready(reason: str) -> Answers:
     return Answers(200, 503, reason, False, pb.HealthCheckResponse.NOT_SERVING)
 
 
-def test_a_server_whose_models_are_missing_or_unavailable_is_not_ready_and_says_why(tmp_path: Path) -> None:
+def test_a_server_without_a_model_is_not_ready(tmp_path: Path) -> None:
     with running(models=tmp_path, poll=0.05, grpc_port=0) as server:
         assert ask(server) == not_ready("no model is served: the folder of models holds none")
         publish(tmp_path / "twice.laconic", 2)
         assert eventually(lambda: ask(server) == READY)
+
+
+def test_a_server_whose_only_model_is_unavailable_is_not_ready_and_says_why(tmp_path: Path) -> None:
+    with running(models=tmp_path, poll=0.05, grpc_port=0) as server:
         publish(tmp_path / "bad.laconic", 2, nonsense=1)
         assert eventually(lambda: "not a model of the fake engine" in ask(server).reason)
         answers = ask(server)
@@ -79,3 +84,11 @@ def test_a_required_model_that_could_never_come_is_refused_at_the_start(tmp_path
     message = r"--require names 'minilm\.laconic', .* Did you mean 'minilm'\?"
     with pytest.raises(UsageError, match=message), running(path, require=("minilm.laconic",)):
         pass
+
+
+def test_required_models_are_named_by_options_the_environment_and_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("require: [one, two]")
+    assert load_settings({}, {}, file).require == ("one", "two")
+    assert load_settings({}, {"LACONIC_SERVE_REQUIRE": "one,two"}).require == ("one", "two")
+    assert load_settings({"require": ["two"]}, {}, file).require == ("two",)

@@ -195,8 +195,8 @@ def test_what_does_not_fit_fails_by_name_and_the_session_goes_on(batch, words, m
 
 
 def test_an_operator_that_tensorrt_lacks_and_too_little_memory_to_build_are_told(make_engine, tmp_path, model):
-    path = save(tmp_path / "model.onnx", helper.make_node("Det", ["h"], ["y"], "head/Det"))
-    with pytest.raises(RuntimeFailure, match=r"model\.onnx: TensorRT lacks Det 'head/Det'"):
+    path = save(tmp_path / "det.onnx", helper.make_node("Det", ["h"], ["y"], "head/Det"))
+    with pytest.raises(RuntimeFailure, match=r"det\.onnx: TensorRT lacks Det 'head/Det'"):
         make_engine().open(path)
     with pytest.raises(RuntimeFailure, match=r"model\.onnx: the GPU has too little memory to build"):
         make_engine(workspace=16).open(model)
