@@ -3,11 +3,14 @@ import signal
 import sys
 
 import pytest
+from artifacts import write_artifact
 from hypothesis import HealthCheck, settings
 
 from laconic import registry
+from laconic.cache import Cache
 from laconic.cli import main
 
+os.environ["OMP_NUM_THREADS"] = "1"  # of torch, here and in every program that a test starts: its models are small
 # No example may fail because the machine is busy: on one with a load of 10, Hypothesis's limit of 200 ms did.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
@@ -16,7 +19,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts 
 
 SLOWEST = (
     "search capture prediction text2text_generation text_heads plan trust pipeline parity_ledger cli gpu_benchmark "
-    "prune_transformer serve_connections finetune stages fleet prune_channels fooled_verdict"
+    "prune_transformer serve_connections finetune stages fleet prune_channels fooled_verdict audit cache_keys audio "
+    "object_detection"
 )
 """The files of tests that take 25 s and more. They come first: the last one to begin would run alone at the end."""
 
@@ -50,14 +54,30 @@ def shared(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def one_thread():
-    """torch computes with one thread while a module of tests runs: its models are small."""
-    import torch
+def cache(tmp_path_factory):
+    """What the runs of a module of tests share, as those of one user do."""
+    return Cache(tmp_path_factory.mktemp("cache"))
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """Weights and labelled samples of the digits network."""
+    import digits  # imports torch
+
+    return digits.write(tmp_path_factory.mktemp("trained"))
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory):
+    """The artifact that doubles numbers."""
+    return write_artifact(tmp_path_factory.mktemp("artifacts") / "twice.laconic")
+
+
+@pytest.fixture
+def http(server):
+    """A client of the server of a module of tests."""
+    with server.client() as client:
+        yield client
 
 
 @pytest.fixture

@@ -102,7 +102,6 @@ def recipe(folder, **changes):
 
 
 def run(folder, name="out"):
-    torch.set_num_threads(1)
     return compress_checkpoint(
         recipe(folder), folder / name, trust=True, steps=Dying(), cache=Cache(folder / f"{name}-cache")
     )

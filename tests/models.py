@@ -1,5 +1,6 @@
 """Tiny models of the kinds that people bring, with random weights, and the folders that transformers makes of them."""
 
+import io
 import json
 from itertools import pairwise
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import torch
 import transformers
+from PIL import Image
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch import Tensor, nn
 from transformers.utils import torch_compilable_check
@@ -570,3 +572,10 @@ class Strided(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(self.first(x).relu())
+
+
+def png(image: Image.Image) -> bytes:
+    """The bytes of a file."""
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()

@@ -191,12 +191,15 @@ def test_where_heads_are_counted_outside_of_the_blocks_the_units_can_be_cut_alon
                 smaller(**TOKENS)
 
 
-def test_a_layer_that_derives_from_one_of_torchs_is_seen_as_what_it_is():
+def test_a_layer_that_derives_from_one_of_torchs_is_seen_as_what_it_is_and_without_values():
     class SamePadding(nn.Conv2d):
         pass
 
     counts = read_sizes(nn.Sequential(SamePadding(4, 8, 3, groups=2)))["counts"]
     assert (counts["0.groups"], counts["0.out_channels"]) == (2, 8)
+    with torch.device("meta"):
+        module = transformers.BertModel(transformers.BertConfig(**models.TEXT))
+    assert len(anatomy(module).sites) == 2
 
 
 @pytest.mark.parametrize("name", FOLDERS)
@@ -206,14 +209,11 @@ def test_blocks_are_found_inside_every_wrapper(name, tmp_path):
     assert [site.units for site in found.of("heads")] == ([2, 2] if name == "Llama" else [4, 4])
 
 
-def test_heads_that_share_their_keys_are_one_unit(tmp_path):
+def test_heads_that_share_their_keys_are_one_unit_and_a_fused_layer_has_queries_keys_and_values_in_a_row(tmp_path):
     module = load_source(models.save_llama(tmp_path / "model")).module
     site = anatomy(module).sites[0]["heads"]
     assert site.width == 16, "two heads of eight"
     assert [source.width for source in site.sources] == [16, 8, 8]
-
-
-def test_a_fused_layer_has_queries_keys_and_values_one_after_another(tmp_path):
     module = load_source(models.save_gpt2(tmp_path / "model")).module
     site = anatomy(module).sites[0]["heads"]
     assert [(source.width, source.start) for source in site.sources] == [(8, 0), (8, 32), (8, 64)]
@@ -245,27 +245,13 @@ def test_of_a_mixed_network_the_convolutions_are_pruned_by_channels_and_the_bloc
     assert not [member for group in groups for member in group.members if member.path.startswith(blocks)]
 
 
-def test_the_blocks_of_two_models_are_those_of_both():
+def test_the_blocks_of_two_models_are_those_of_both_and_each_config_is_found_once(tmp_path):
     config = transformers.BertConfig(**models.TEXT)
     found = anatomy(nn.ModuleList([transformers.BertModel(config), transformers.BertModel(config)]))
     assert len(found.sites) == 4
     assert found.stacks == ("0.encoder.layer", "1.encoder.layer")
-
-
-def test_each_config_is_found_once(tmp_path):
     module = load_source(models.save_vit(tmp_path / "model")).module
     assert [type(config) for _, config in iterate_configs(module)] == [transformers.ViTConfig]
-
-
-def test_models_that_are_built_like_bert_are_cut_like_bert():
-    config = transformers.ElectraConfig(**models.TEXT, embedding_size=32)
-    assert anatomy(transformers.ElectraModel(config)).shape == BERT
-
-
-def test_anatomy_needs_no_values():
-    with torch.device("meta"):
-        module = transformers.BertModel(transformers.BertConfig(**models.TEXT))
-    assert len(anatomy(module).sites) == 2
 
 
 @pytest.mark.parametrize("kind", ["heads", "ffn"])

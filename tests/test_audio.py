@@ -10,12 +10,12 @@ import pytest
 import soundfile
 import torch
 import transformers
+from contexts import tune
 from hypothesis import given
 from hypothesis import strategies as st
 from served import running
 
 from compress.pipeline import compress
-from laconic.cache import Cache
 from laconic.data.reader import read
 from laconic.errors import DataError, InputError, SourceError
 from laconic.metrics import count_edits
@@ -28,26 +28,13 @@ from laconic.tasks.audio import make_tone
 from laconic.tasks.audio_preprocess import MAX_SECONDS, AudioPreprocess, read_audio
 from laconic.tasks.ctc_vocabulary import CtcVocabulary
 from serve.batching.layout import Layout
-from train.finetune.finetune import finetune
 from train.objectives.ctc_loss import align
-from train.observers import ObserverSettings
-from train.settings import TrainingRecipe
 
 QUIET = Steps(quiet=True)
 RATE = 16_000
 PITCHES = {"low": 200, "middle": 700, "high": 2500}
 LENGTHS = (4000, 9000, 16_001)
 """Samples of the recordings that answers are compared on: several numbers of frames, even and odd."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
-@pytest.fixture
-def cache(tmp_path):
-    return Cache(tmp_path / "cache")
 
 
 @pytest.fixture(scope="module")
@@ -145,13 +132,16 @@ def test_what_is_no_recording_is_refused_in_one_sentence(speech, value, told):
         load_source(speech).task.parse(value)
 
 
-def test_a_waveform_with_its_rate_is_the_recording_of_a_file(speech):
+def test_a_waveform_with_its_rate_is_the_recording_of_a_file_with_the_longest_as_a_bound(speech):
     task = load_source(speech).task
     waveform = make_tone(np.random.default_rng(0), 12_000, 8000)
     given_so = task.parse({"array": waveform.tolist(), "sampling_rate": 8000})
     np.testing.assert_array_equal(given_so, task.parse(encode(waveform, 8000)))
     np.testing.assert_array_equal(given_so, task.parse(given_so))
     assert given_so.std() == pytest.approx(1, abs=1e-3)
+    (waveform, mask) = load_source(speech).task.inputs
+    assert waveform.bounds == mask.bounds
+    assert waveform.bounds["samples"][1] == MAX_SECONDS * RATE
 
 
 @given(st.lists(st.integers(0, len(models.LETTERS) - 1), max_size=60), st.booleans())
@@ -166,9 +156,19 @@ def test_characters_are_grouped_as_by_the_tokenizer(tmp_path_factory, ids, upper
         assert made.encode(text) == own(text)["input_ids"]
 
 
-def test_a_character_that_the_model_cannot_write_is_named():
+def test_word_accuracy_is_over_all_recordings_and_a_character_that_cannot_be_written_is_named(speech):
     with pytest.raises(DataError, match="no token for 'X'"):
         CtcVocabulary(tokens=("<pad>", "A"), blank=0, delimiter="|").encode("AXA")
+    task = load_source(speech).task
+    logits = np.full((2, 4, len(models.LETTERS)), -9.0, np.float32)
+    for row, text in enumerate(("TEA|", "EAT")):
+        for frame, letter in enumerate(text):
+            logits[row, frame, models.LETTERS.index(letter)] = 9
+    logits[1, 3] = 0  # padding
+    assert [answer["text"] for answer in task.decode({"logits": logits}, [None, None])] == ["TEA", "EAT"]
+    score = task.scorer({"logits": logits}, ["TEA", "EAT I ATE"])
+    assert score(np.array([0])) == 1
+    assert score(np.array([0, 1])) == pytest.approx(1 - 2 / 4)
 
 
 def test_the_loss_and_its_gradient_are_those_of_torch():
@@ -193,19 +193,6 @@ def test_word_edits_are_counted(found, wanted, edits):
     assert count_edits(found.split(), wanted.split()) == count_edits(wanted.split(), found.split()) == edits
 
 
-def test_word_accuracy_is_over_the_words_of_all_recordings(speech):
-    task = load_source(speech).task
-    logits = np.full((2, 4, len(models.LETTERS)), -9.0, np.float32)
-    for row, text in enumerate(("TEA|", "EAT")):
-        for frame, letter in enumerate(text):
-            logits[row, frame, models.LETTERS.index(letter)] = 9
-    logits[1, 3] = 0  # padding
-    assert [answer["text"] for answer in task.decode({"logits": logits}, [None, None])] == ["TEA", "EAT"]
-    score = task.scorer({"logits": logits}, ["TEA", "EAT I ATE"])
-    assert score(np.array([0])) == 1
-    assert score(np.array([0, 1])) == pytest.approx(1 - 2 / 4)
-
-
 def test_a_folder_of_recordings_in_classes_is_learnt_compressed_and_served(tmp_path, cache):
     folder = models.save_wav2vec2(tmp_path / "model", pitches=tuple(PITCHES))
     rng = np.random.default_rng(0)
@@ -215,13 +202,9 @@ def test_a_folder_of_recordings_in_classes_is_learnt_compressed_and_served(tmp_p
             waveform = tone([pitch * rng.uniform(0.8, 1.2)], rng.uniform(0.2, 0.4))
             # A file of floats holds the time at which it was written, and the split is by what a file holds.
             (tmp_path / "data" / name / f"{number}.wav").write_bytes(encode(waveform, subtype="PCM_16"))
-    settings = {"batch_size": 12, "steps": 40, "optimizer": {"name": "adamw", "config": {"lr": 0.003}}}
-    recipe = TrainingRecipe.load(
-        None, source=str(folder), data={"train": str(tmp_path / "data")}, loader={"workers": 0}, **settings
-    )
-    tuned = finetune(recipe, tmp_path / "tuned", observers=ObserverSettings(quiet=True), steps=QUIET, cache=cache)
+    tuned = tune(folder, tmp_path / "data", tmp_path / "tuned", cache, batch_size=12, steps=40)
     assert tuned.after["accuracy"] > 0.9
-    recipe = Recipe(source=str(tmp_path / "tuned"), data=str(tmp_path / "data"), runtimes=("onnxruntime",))
+    recipe = Recipe(source=str(tmp_path / "tuned"), data=str(tmp_path / "data"), engine_only="onnxruntime")
     artifact = compress(recipe, tmp_path / "pitch.laconic", steps=QUIET, cache=cache).artifact
     assert artifact.manifest.verdict.failures == []
     path = "/v1/models/pitch/predict"
@@ -261,9 +244,7 @@ def test_a_recording_that_is_padded_to_share_a_batch_gets_its_own_frames(speech,
 
 def test_what_is_said_is_learnt_from_texts(speech, tmp_path, cache):
     rows = write_speech(tmp_path, 40)
-    settings = {"batch_size": 10, "steps": 40, "optimizer": {"name": "adamw", "config": {"lr": 0.005}}}
-    recipe = TrainingRecipe.load(None, source=str(speech), data={"train": str(rows)}, loader={"workers": 0}, **settings)
-    tuned = finetune(recipe, tmp_path / "tuned", observers=ObserverSettings(quiet=True), steps=QUIET, cache=cache)
+    tuned = tune(speech, rows, tmp_path / "tuned", cache, lr=0.005, batch_size=10, steps=40)
     assert tuned.after["loss"] < min(tuned.before["loss"] / 2, 2)
     task = load_source(tmp_path / "tuned").task
     dataset = read(rows, task)
@@ -283,9 +264,3 @@ def test_features_that_are_not_understood_are_refused_when_the_model_is_opened(s
     (tmp_path / "preprocessor_config.json").unlink()
     with pytest.raises(SourceError, match=r"preprocessor_config\.json"):
         load_source(tmp_path)
-
-
-def test_the_longest_recording_is_a_bound_of_the_input(speech):
-    (waveform, mask) = load_source(speech).task.inputs
-    assert waveform.bounds == mask.bounds
-    assert waveform.bounds["samples"][1] == MAX_SECONDS * RATE

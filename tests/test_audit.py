@@ -200,19 +200,13 @@ KERNELS = [
 ]
 
 
-def test_shares_are_those_of_the_multiply_adds_and_an_addition_beside_attention_does_not_count():
+def test_shares_are_those_of_the_multiply_adds_and_kernels_are_found_by_their_activations():
     found = audit_products(PRODUCTS, KERNELS, "onnxruntime")
     assert share_multiply_adds(found) == {"int8": pytest.approx(0.6), "float32": pytest.approx(0.4)}
     assert [each.reason for each in found][:2] == ["", SENSITIVE]
     assert share_multiply_adds(PRODUCTS, planned=True) == share_multiply_adds(found)
-
-
-def test_an_engine_that_reports_nothing_has_no_shares():
     assert share_multiply_adds(audit_products(PRODUCTS, [], "fake")) == {}
     assert share_multiply_adds(()) == {}
-
-
-def test_a_kernel_that_is_named_after_its_activation_is_found_by_that_name():
     kernels = [Kernel("node_relu", "Conv", "float32")]
     assert find_kernel("stem/Conv", kernels) is None
     assert find_kernel("stem/Conv", kernels, ("stem/Conv", "node_relu")) is kernels[0]
@@ -271,7 +265,7 @@ def measurements(tmp_path):
     return lambda products: Measurements.model_validate(content | {"products": products})
 
 
-def test_a_share_below_the_goal_names_the_operators_and_why(measurements):
+def test_a_share_that_is_below_the_goal_or_not_known_does_not_meet_it_and_says_why(measurements):
     found = measurements(audit_products(PRODUCTS, KERNELS, "onnxruntime"))
     (sentence,) = find_int8_missed(found, 0.9)
     assert sentence.startswith(
@@ -279,16 +273,10 @@ def test_a_share_below_the_goal_names_the_operators_and_why(measurements):
     )
     assert "c/MatMul (10 %) in float32" in sentence
     assert list(find_int8_missed(found, 0.6)) == []
-
-
-def test_a_share_that_is_not_known_does_not_meet_the_goal(measurements):
     (sentence,) = find_int8_missed(measurements(PRODUCTS), 0.5)
     assert NOT_AUDITED in sentence
     (sentence,) = find_int8_missed(measurements(()), 0.5)
     assert NOT_COUNTED in sentence
-
-
-def test_the_goal_of_a_recipe_is_a_share_and_is_for_artifacts():
     assert Recipe.parse({"source": "m", "goal": {"int8_share": "90%"}}).goal.int8_share == 0.9
     with pytest.raises(RecipeError, match="int8_share"):
         Recipe.parse({"source": "m", "goal": {"int8_share": "900%"}})
@@ -318,7 +306,7 @@ def with_products(path, products):
     return Artifact.load(path)
 
 
-def test_an_artifact_of_an_earlier_version_still_loads_and_has_no_audit(tmp_path):
+def test_inspection_says_what_was_audited_or_why_nothing_was(tmp_path):
     path = write_artifact(tmp_path / "x.laconic")
     content = unseal(path / MEASURED)
     content.pop("products")
@@ -327,26 +315,17 @@ def test_an_artifact_of_an_earlier_version_still_loads_and_has_no_audit(tmp_path
     assert artifact.measured.multiply_adds == {}
     assert count_kernels(artifact)["audit"] is None
     assert list(format_audit(None)) == []
-
-
-def test_inspection_says_that_the_engine_reports_nothing(tmp_path):
     artifact = with_products(write_artifact(tmp_path / "x.laconic"), PRODUCTS)
     found = count_kernels(artifact)["audit"]
     assert (found["state"], found["shares"], found["multiply_adds"]) == (NOT_REPORTED, {}, 100)
     ((head, line), *_) = format_audit(found)
     assert head == "multiply-adds"
     assert line == f"60.0 % int8, 40.0 % float32, of 100 for one sample; {NOT_REPORTED}"
-
-
-def test_inspection_without_the_engine_says_that_nothing_was_audited(tmp_path):
     artifact = with_products(write_artifact(tmp_path / "x.laconic"), PRODUCTS)
     found = count_kernels(artifact, "onnxruntime")
     assert "error" in found
     assert found["audit"]["state"] == NOT_AUDITED
     assert NOT_AUDITED in dict(format_audit(found["audit"]))["multiply-adds"]
-
-
-def test_inspection_shows_what_was_audited_where_the_engine_was(tmp_path):
     products = audit_products(PRODUCTS, KERNELS, "onnxruntime")
     artifact = with_products(write_artifact(tmp_path / "x.laconic"), products)
     rows = list(format_audit(count_kernels(artifact, "onnxruntime")["audit"]))

@@ -149,15 +149,12 @@ def test_ranks_together_have_the_batches_that_one_has(count, rows, world, drop):
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
-def test_an_epoch_is_in_an_order_of_its_own_and_another_seed_gives_another():
+def test_an_epoch_is_in_an_order_of_its_own_and_its_rest_is_left_out_where_batches_must_be_full():
     order = BatchSampler(100, 10, seed=0)
     first, second = ([order.batch(step) for step in range(start, start + 10)] for start in (0, 10))
     assert first != second
     assert BatchSampler(100, 10, seed=1).batch(0) != first[0]
     assert BatchSampler(100, 10, seed=0).batch(13) == second[3]
-
-
-def test_where_batches_must_be_full_the_rest_of_an_epoch_is_left_out():
     order = BatchSampler(10, 4, seed=0, drop_last=True)
     assert [len(order.batch(step)) for step in range(6)] == [4] * 6
     assert order.steps == 2
@@ -235,16 +232,13 @@ def test_a_rank_without_a_row_has_a_batch_without_rows():
     assert batches[1][1]["lengths"].dtype == torch.int64
 
 
-def test_the_wait_is_counted_and_said():
+def test_the_wait_is_counted_and_never_more_than_the_time_that_passed():
     one = feed(texts(9), slow)
     for _ in one:
         time.sleep(0.001)
     assert 0 < one.waited < one.elapsed
     assert one.report().startswith("waited for data 0.0 s of 0.")
     assert one.report().endswith("%), no workers")
-
-
-def test_the_wait_is_never_more_than_the_time_that_passed():
     one = feed(texts(9), slow)
     for _ in one:
         break
@@ -325,13 +319,9 @@ def test_what_cannot_be_sent_to_a_worker_is_collated_here():
         return words(samples, labels)
 
     assert feed(texts(9), local, workers="auto")._search.settled
-    with pytest.raises(UsageError, match="cannot be sent to a worker process"):
-        feed(texts(9), local, workers=1)
-
-
-def test_a_model_is_never_sent_to_a_worker():
-    with pytest.raises(UsageError, match="cannot be sent to a worker process"):
-        feed(texts(9), Teaching().collate, workers=1)
+    for collate in (local, Teaching().collate):
+        with pytest.raises(UsageError, match="cannot be sent to a worker process"):
+            feed(texts(9), collate, workers=1)
 
 
 def test_a_worker_that_still_loads_the_script_refuses_to_train(monkeypatch):
@@ -364,16 +354,17 @@ def wait_for_ever(ready):
 
 
 @pytest.mark.parametrize(
-    ("values", "key"), [({"workers": -1}, "workers"), ({"prefetch": 0}, "prefetch"), ({"cache": "tape"}, "cache")]
+    ("values", "key"),
+    [
+        ({"workers": -1}, "workers"),
+        ({"prefetch": 0}, "prefetch"),
+        ({"cache": "tape"}, "cache"),
+        ({"worker": 1}, "Did you mean 'workers'"),
+    ],
 )
 def test_settings_that_make_no_sense_are_refused(values, key):
     with pytest.raises(ValueError, match=key):
         LoaderSettings(**values)
-
-
-def test_an_unknown_setting_is_refused_with_the_one_that_was_meant():
-    with pytest.raises(ValueError, match="Did you mean 'workers'"):
-        LoaderSettings(worker=1)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to pin memory for")
@@ -399,13 +390,19 @@ def test_what_is_beyond_the_limit_is_decoded_each_time(place, images, tmp_path):
     assert kept(dataset, place, tmp_path, limit=1).kept == 0
 
 
-def test_images_of_unlike_size_are_kept_too(tmp_path):
+def test_images_of_unlike_size_are_kept_too_and_one_that_has_changed_is_named(tmp_path):
     sides = (3, 5, 4)
     for number, side in enumerate(sides):
         Image.new("L", (side, 2), number).save(tmp_path / f"{number}.png")
     dataset = read(tmp_path, IMAGES_OF_ANY_SIZE)
     one = kept(dataset, "memory", tmp_path)
     assert [sample.shape for sample in one] == [(1, 2, side) for side in sides]
+    for number in range(2):
+        Image.new("L", (6, 6), number).save(tmp_path / f"{number}.png")
+    dataset = read(tmp_path, IMAGES_OF_ANY_SIZE)
+    Image.new("L", (5, 5)).save(tmp_path / "1.png")
+    with pytest.raises(DataError, match="row 2 has changed since it was read"):
+        kept(dataset, "memory", tmp_path)
 
 
 IMAGES_OF_ANY_SIZE = ImageClassification(
@@ -426,7 +423,9 @@ def test_what_is_on_disk_is_used_by_the_next_run_and_by_no_other_decoder(images,
     assert filled == [(360,)]
 
 
-def test_a_store_that_was_interrupted_is_not_seen(images, tmp_path, monkeypatch):
+def test_a_store_that_was_interrupted_is_not_seen_and_one_on_disk_needs_the_name_of_what_decodes(
+    images, tmp_path, monkeypatch
+):
     def interrupted(*_):
         raise KeyboardInterrupt
 
@@ -437,6 +436,8 @@ def test_a_store_that_was_interrupted_is_not_seen(images, tmp_path, monkeypatch)
             kept(dataset, "disk", tmp_path)
     assert not list(tmp_path.iterdir())
     assert np.array_equal(kept(dataset, "disk", tmp_path)[3], dataset.samples[3])
+    with pytest.raises(ValueError, match="decoder"):
+        store.store_samples(read(images, IMAGES), "disk", cache=Cache(tmp_path))
 
 
 def test_two_ranks_may_fill_one_store(images, tmp_path, monkeypatch):
@@ -454,15 +455,15 @@ def test_two_ranks_may_fill_one_store(images, tmp_path, monkeypatch):
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_whoever_changes_a_sample_does_not_change_the_next_epoch(images, tmp_path):
+def test_what_is_kept_is_neither_changed_nor_decoded_again_nor_taken_for_that_of_another_task(images, tmp_path):
     one = kept(read(images, IMAGES), "memory", tmp_path)
     one[0][:] = 7
     assert one[0].max() <= 1
-
-
-def test_a_place_on_disk_needs_the_name_of_what_decodes(images, tmp_path):
-    with pytest.raises(ValueError, match="decoder"):
-        store.store_samples(read(images, IMAGES), "disk", cache=Cache(tmp_path))
+    assert not store.is_decoded_on_access(texts(3))
+    one = feed(texts(9), words, cache="memory")
+    assert "kept" not in one.report()
+    other = ImageClassification((PIXELS,), preprocess=ImagePreprocess(channels=1, mean=(0.5,)), labels=IMAGES.labels)
+    assert store.decoder_key(IMAGES) == store.decoder_key(IMAGES) != store.decoder_key(other)
 
 
 def test_an_image_that_is_gone_is_named(tmp_path):
@@ -480,26 +481,6 @@ def first_pixels(samples, labels):
     return {"pixels": torch.tensor([sample.flat[0] for sample in samples])}
 
 
-def test_an_image_that_has_changed_is_named(tmp_path):
-    for number in range(2):
-        Image.new("L", (6, 6), number).save(tmp_path / f"{number}.png")
-    dataset = read(tmp_path, IMAGES_OF_ANY_SIZE)
-    Image.new("L", (5, 5)).save(tmp_path / "1.png")
-    with pytest.raises(DataError, match="row 2 has changed since it was read"):
-        kept(dataset, "memory", tmp_path)
-
-
-def test_texts_are_in_memory_as_they_are():
-    assert not store.is_decoded_on_access(texts(3))
-    one = feed(texts(9), words, cache="memory")
-    assert "kept" not in one.report()
-
-
-def test_tasks_that_decode_otherwise_have_another_identity():
-    other = ImageClassification((PIXELS,), preprocess=ImagePreprocess(channels=1, mean=(0.5,)), labels=IMAGES.labels)
-    assert store.decoder_key(IMAGES) == store.decoder_key(IMAGES) != store.decoder_key(other)
-
-
 # The search for a count of workers
 
 
@@ -515,40 +496,28 @@ def searched(cost, most=4, left=10_000):
     return search
 
 
-def test_workers_are_added_while_they_help():
+def test_workers_are_added_while_they_help_and_sent_home_where_they_slow_the_step_down():
     assert searched(lambda workers: (0.5 / max(1, workers), 0.01)).workers == 4
-
-
-def test_no_more_workers_are_tried_than_it_takes_to_wait_no_longer():
     search = searched(lambda workers: (0.0 if workers >= 2 else 0.05, 0.02), most=8)
     assert search.workers == 2
     assert sorted(search.seconds) == [0, 1, 2]
-
-
-def test_workers_that_slow_the_step_down_are_sent_home():
     search = searched(lambda workers: (0.0, 0.05) if workers else (0.02, 0.02))
     assert search.workers == 0
     assert sorted(search.seconds) == [0, 1]
-
-
-def test_a_second_worker_is_not_tried_where_the_first_one_makes_it_much_slower():
     search = searched(lambda workers: (0.1 if workers else 0.02, 0.02))
     assert search.workers == 0
     assert sorted(search.seconds) == [0, 1]
-
-
-@pytest.mark.parametrize(("waited", "left"), [(0.1, 50), (0.0001, 10_000)])
-def test_no_process_starts_for_a_wait_that_does_not_matter(waited, left):
-    assert searched(lambda workers: (waited, 0.1), left=left).seconds.keys() == {0}
-
-
-def test_the_first_steps_are_not_measured():
     search = WorkerCountSearch(4, prefetch=2)
     for _ in range(WARM_UP):
         search.observe(100.0, 100.0, 10)
     for _ in range(200):
         search.observe(0.0, 0.125, 10)
     assert search.seconds == {0: 0.125}
+
+
+@pytest.mark.parametrize(("waited", "left"), [(0.1, 50), (0.0001, 10_000)])
+def test_no_process_starts_for_a_wait_that_does_not_matter(waited, left):
+    assert searched(lambda workers: (waited, 0.1), left=left).seconds.keys() == {0}
 
 
 # The thread that runs ahead
@@ -561,16 +530,13 @@ def counting(closed, until=5):
         closed.append(threading.current_thread().name)
 
 
-def test_a_thread_runs_ahead_and_closes_what_it_ran():
+def test_a_thread_runs_ahead_until_nobody_takes_its_items_and_raises_its_errors_where_they_are_taken():
     closed = []
     ahead = PrefetchThread(counting(closed))
     assert list(ahead) == list(range(5))
     assert list(ahead) == []
     ahead.close()
     assert closed == ["laconic-prefetch"]
-
-
-def test_a_thread_stops_when_nobody_takes_its_items():
     closed = []
     ahead = PrefetchThread(counting(closed, until=10**9), depth=3)
     assert next(ahead) == 0
@@ -578,8 +544,6 @@ def test_a_thread_stops_when_nobody_takes_its_items():
     assert closed == ["laconic-prefetch"]
     assert not ahead._thread.is_alive()
 
-
-def test_an_error_in_the_thread_is_raised_where_the_items_are_taken():
     def failing():
         yield 1
         raise DataError("row 3")

@@ -16,11 +16,6 @@ from train.settings import BF16_PADDING, Training
 TEXTS = ["the", "hello world the model", "a model answers every question", "every question the model answers hello"]
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 def read_texts(folder, task, labels=()) -> Dataset:
     rows = [f'{{"text": "{text}"' + (f', "label": "{label}"' if labels else "") + "}" for text, label in zip(
         TEXTS, labels or TEXTS, strict=True)]  # fmt: skip
@@ -28,15 +23,12 @@ def read_texts(folder, task, labels=()) -> Dataset:
     return read(folder / "rows.jsonl", task)
 
 
-def test_only_products_in_bf16_ask_for_it():
+def test_products_in_bf16_have_texts_padded_to_a_multiple_but_not_beyond_what_the_model_takes(tmp_path):
     def multiple(*techniques):
         return Training.model_validate({"techniques": list(techniques)}).components().padding_multiple
 
     assert multiple() == multiple("gradient-checkpointing") == 1
     assert multiple("bf16") == BF16_PADDING
-
-
-def test_texts_are_padded_to_a_multiple_but_not_beyond_what_the_model_takes(tmp_path):
     task = load_source(models.save_bert(tmp_path)).task
     lengths = [task.encode([text])["input_ids"].shape[1] for text in TEXTS]
     assert len({length % 4 for length in lengths}) > 1

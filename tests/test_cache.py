@@ -41,7 +41,7 @@ def test_what_a_killed_process_left_half_filled_is_removed_by_the_next(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["entry", "entry.lock"]
 
 
-def test_a_folder_whose_filling_fails_is_not_there(tmp_path):
+def test_a_folder_whose_filling_fails_is_not_there_and_an_entry_is_computed_once_unless_it_is_damaged(tmp_path):
     def fill(path):
         (path / "half").write_bytes(b"half")
         raise RuntimeError("no more")
@@ -49,9 +49,6 @@ def test_a_folder_whose_filling_fails_is_not_there(tmp_path):
     with pytest.raises(RuntimeError, match="no more"):
         Cache(tmp_path).directory("entry", fill)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_entry_is_computed_once_and_again_where_it_is_damaged(tmp_path):
     asked = []
     cache = Cache(tmp_path)
 
@@ -66,7 +63,7 @@ def test_an_entry_is_computed_once_and_again_where_it_is_damaged(tmp_path):
     assert len(asked) == 2
 
 
-def test_of_two_processes_that_fill_an_entry_at_once_both_get_a_whole_one(tmp_path):
+def test_of_two_processes_that_fill_an_entry_both_get_a_whole_one_and_arrays_keep_their_order(tmp_path):
     cache = Cache(tmp_path)
 
     def fill(path):
@@ -76,10 +73,6 @@ def test_of_two_processes_that_fill_an_entry_at_once_both_get_a_whole_one(tmp_pa
     found = cache.directory("entry", fill)
     assert [path.name for path in found.iterdir()] == ["theirs"]
     assert [path.name for path in tmp_path.iterdir()] == ["entry"]
-
-
-def test_arrays_come_back_in_the_order_that_they_were_given(tmp_path):
-    """A file of safetensors sorts them, and tasks take the first output for the first."""
     given = {"logits": np.zeros((2, 3), np.float32), "boxes": np.ones(4, np.float64), "a": np.ones(1, np.int8)}
     cache = Cache(tmp_path)
     cache.arrays("key", lambda: given)

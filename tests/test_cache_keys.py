@@ -4,7 +4,6 @@ import importlib
 import sys
 from dataclasses import replace
 
-import digits
 import numpy as np
 import onnx
 import pytest
@@ -42,7 +41,7 @@ def versions():
     hashing.library_versions.cache_clear()
 
 
-def test_another_version_of_a_library_is_another_environment(tmp_path, monkeypatch, versions):
+def test_another_version_of_a_library_is_another_environment_and_none_is_loaded_for_it(tmp_path, monkeypatch, versions):
     before = hashing.environment_digest(), hashing.library_digest()
     assert hashing.library_versions()["torch"] == torch.__version__
     for name in ("tokenizers", "timm"):
@@ -54,9 +53,6 @@ def test_another_version_of_a_library_is_another_environment(tmp_path, monkeypat
     assert hashing.library_versions()["timm"] == hashing.library_versions()["tokenizers"] == "99"
     assert hashing.environment_digest() != before[0]
     assert hashing.library_digest() != before[1]
-
-
-def test_libraries_are_looked_up_and_not_loaded(versions):
     loaded = set(sys.modules)
     hashing.library_versions()
     assert {name for name in set(sys.modules) - loaded if "." not in name} <= {"email"}
@@ -75,11 +71,11 @@ def test_a_limit_on_instructions_is_another_environment(variable, monkeypatch):
     assert (hashing.environment_digest(), hashing.library_digest()) == before, "an empty variable limits nothing"
 
 
-def test_a_run_under_a_limit_on_instructions_takes_nothing_from_the_cache(tmp_path, monkeypatch):
-    torch.set_num_threads(1)
-    weights, data = digits.write(tmp_path)
+def test_a_run_under_a_limit_on_instructions_takes_nothing_from_the_cache(trained, tmp_path, monkeypatch):
+    weights, data = trained
+    samples = {"calibrate": str(data), "limit": 150}
     recipe = Recipe.parse(
-        {"source": str(weights), "builder": "digits:DigitsNet", "data": str(data), "runtimes": ["onnxruntime"]}
+        {"source": str(weights), "builder": "digits:DigitsNet", "data": samples, "runtimes": ["onnxruntime"]}
         | {"stages": [{"prune.unstructured": {"sparsity": 0.1}}, {"quantize.static": {"samples": 16}}]}
     )
     found = []
@@ -162,7 +158,7 @@ class Net(nn.Module):
 """
 
 
-def test_a_module_of_the_users_own_with_other_code_is_another_source(tmp_path, monkeypatch):
+def test_a_module_or_a_stage_of_the_users_own_with_other_code_is_another_one(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     save_file({"layer.weight": torch.ones(3, 6), "layer.bias": torch.ones(3)}, tmp_path / "net.safetensors")
     inputs = (TensorSpec(name="x", dtype="float32", shape=("batch", 6)),)
@@ -176,9 +172,6 @@ def test_a_module_of_the_users_own_with_other_code_is_another_source(tmp_path, m
     sys.modules.pop("own_net", None)
     assert keys[0] == keys[1] != keys[2]
     assert keys[0][0] == keys[2][0], "a saved checkpoint is the same, whatever became of the code"
-
-
-def test_a_stage_of_the_users_own_with_other_code_is_another_stage(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     code = "from laconic.recipes.stage import Stage\nclass Own(Stage):\n    kind = 'plan'\n    method: str\n"
     described = []

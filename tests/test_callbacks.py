@@ -6,7 +6,6 @@ import sys
 
 import models
 import pytest
-import torch
 
 from laconic.tasks.text import WORDS
 
@@ -40,7 +39,6 @@ class Own(Callback):
 
 @pytest.fixture
 def tune(laconic, tmp_path):
-    torch.set_num_threads(1)
     models.save_gpt2(tmp_path / "gpt2")
     (tmp_path / "texts.txt").write_text("\n".join(f"hello {word} a" for word in WORDS))
 

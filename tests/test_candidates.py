@@ -45,19 +45,10 @@ def climbed(ladder, mean):
     return fidelity_of(plan), met, len(trials.plans)
 
 
-def test_the_first_plan_is_taken_where_it_meets_the_goal():
+def test_the_lowest_plan_that_meets_the_goal_is_found_or_else_the_most_faithful():
     assert climbed(ladder_of([0.99, 0.995, 0.999], [0.9999]), 0.99) == (0.99, True, 1)
-
-
-def test_the_lowest_step_that_meets_the_goal_is_found():
     assert climbed(ladder_of([0.99, 0.995, 0.999], [0.9999]), 0.994)[:2] == (0.995, True)
-
-
-def test_a_flight_whose_last_plan_misses_the_goal_is_left_for_the_next():
     assert climbed(ladder_of([0.99, 0.995, 0.999], [0.9995, 0.9999]), 0.9999)[:2] == (0.9999, True)
-
-
-def test_without_a_plan_that_meets_the_goal_the_most_faithful_is_given():
     assert climbed(ladder_of([0.9, 0.95], [0.97, 0.96]), 0.99)[:2] == (0.97, False)
 
 
@@ -160,27 +151,23 @@ CANDIDATE = EngineCandidate(
 )
 
 
-def test_a_less_preferred_engine_must_be_faster_by_more_than_noise():
+def test_a_less_preferred_engine_must_be_faster_by_more_than_noise_and_a_more_faithful_one_by_less():
     other = replace(CANDIDATE, option=EngineOption("onnxruntime", "float32"))
     assert choose_fastest([CANDIDATE, replace(other, speedup=3.1)]) is CANDIDATE
     assert choose_fastest([CANDIDATE, replace(other, speedup=3.2)]).option.runtime == "onnxruntime"
     assert choose_fastest([replace(CANDIDATE, met=False), replace(other, speedup=1.0)]).option.runtime == "onnxruntime"
-
-
-def test_a_more_faithful_candidate_needs_a_smaller_advantage():
     faithful = replace(CANDIDATE, option=EngineOption("openvino", "bfloat16"), fidelity=np.array([0.995]))
     assert choose_fastest([CANDIDATE, replace(faithful, speedup=3.1)]).option.compute == "bfloat16"
     assert choose_fastest([CANDIDATE, replace(faithful, speedup=3.05)]) is CANDIDATE
-
-
-def test_the_graph_as_it_was_is_taken_only_where_int8_is_slower_than_the_original():
     plain = replace(CANDIDATE, plan=Plan({"layer": "float32"}), speedup=5.0)
     assert choose_fastest([CANDIDATE, plain]) is CANDIDATE
     assert choose_fastest([replace(CANDIDATE, speedup=0.7), replace(plain, speedup=1.0)]).is_plain
     assert plain.name == "openvino, float32, not quantized"
+    best = replace(CANDIDATE, met=False, fidelity=np.array([0.98]), speedup=1.0)
+    assert choose_fastest([replace(CANDIDATE, met=False, fidelity=np.array([0.9])), best]) is best
 
 
-def test_bf16_also_goes_from_the_top_of_one_flight_to_the_next_and_comes_first():
+def test_bf16_also_goes_from_the_top_of_one_flight_to_the_next_but_not_round_fewer_bits():
     options = [EngineOption("openvino", "float32"), EngineOption("openvino", "bfloat16")]
     low, lifted, last = (Plan({"layer": precision}) for precision in ("int8", "int8-weight", "float32"))
     ladder = PrecisionLadder(((low, lifted), (last,)))
@@ -193,9 +180,6 @@ def test_bf16_also_goes_from_the_top_of_one_flight_to_the_next_and_comes_first()
     only = PrecisionLadder.of(low)
     assert list(pair_ladders(only, options)) == [(only, option) for option in options], "there is no choice"
     assert list(pair_float_graph(only, options)) == []
-
-
-def test_weights_alone_in_fewer_bits_leave_no_way_round_them():
     low, lifted, last = (Plan({"layer": precision}) for precision in ("int4-weight", "int8-weight", "float32"))
     ladder = PrecisionLadder(((low, lifted), (last,)))
     options = [EngineOption("openvino", "float32"), EngineOption("openvino", "bfloat16")]
@@ -203,37 +187,26 @@ def test_weights_alone_in_fewer_bits_leave_no_way_round_them():
     assert list(pair_float_graph(ladder, options)) == []
 
 
-def test_bits_that_were_asked_for_and_not_reached_are_reported():
+def test_bits_that_were_asked_for_and_not_reached_are_reported_and_candidates_named_by_what_they_compute_in():
     asked = Plan(dict.fromkeys("abcd", "int4-weight") | {"table": "int8-weight"})
     wide = dict.fromkeys("abcd", "int8-weight") | {"table": "int8-weight"}
     assert "0 of 4 layers have them" in describe_unmet(asked, Plan(wide))
     assert "2 of 4 layers have them" in describe_unmet(asked, Plan(wide | dict.fromkeys("ab", "int4-weight")))
     assert describe_unmet(asked, Plan(wide | dict.fromkeys("abc", "int4-weight"))) is None
     assert describe_unmet(Plan(wide), Plan(wide)) is None, "4 bits were not asked for"
-
-
-def test_a_candidate_is_named_by_what_its_layers_compute_in():
     names = {each: replace(CANDIDATE, plan=Plan({"a": each, "b": "int8-weight"})).name for each in BITS}
     assert {each for each, name in names.items() if name == "openvino, float32"} == {"int8", "int8-dynamic"}
     assert names["float8"] == "openvino, float32, FP8"
     assert set(names.values()) == {"openvino, float32", "openvino, float32, weight-only", "openvino, float32, FP8"}
 
 
-def test_where_none_meets_the_goal_the_most_faithful_is_taken():
-    best = replace(CANDIDATE, met=False, fidelity=np.array([0.98]), speedup=1.0)
-    assert choose_fastest([replace(CANDIDATE, met=False, fidelity=np.array([0.9])), best]) is best
-
-
-def test_the_goal_asks_for_more_where_it_is_given_and_for_the_tasks_own_where_not():
+def test_the_goal_asks_for_more_where_it_is_given_and_what_is_chosen_by_is_stricter():
     assert required_tolerance(TextEmbedding, Goal()) == Tolerance(mean=0.99, worst=0.95)
     asked = required_tolerance(TextEmbedding, Goal(fidelity=0.999))
     assert asked.mean == 0.999
     assert round(asked.worst, 6) == 0.99
     assert required_tolerance(TextEmbedding, Goal(fidelity=0.999, worst=0.9)).worst == 0.9
     assert required_tolerance(TextClassification, Goal(fidelity=0.999)).worst is None
-
-
-def test_what_is_chosen_by_is_stricter_than_what_is_judged_by():
     assert tighten(Tolerance(mean=0.99, worst=0.95)).mean > 0.99
     assert tighten(Tolerance(mean=0.99, worst=0.95)).worst > 0.95
     assert tighten(Tolerance(mean=1.0)).mean == 1.0

@@ -18,11 +18,6 @@ TEXTS = ["hello world", "the model answers every question about its weights", "a
 SAVED = {"gpt2": models.save_gpt2, "llama": models.save_llama}
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="module", params=SAVED)
 def folder(request, tmp_path_factory):
     return SAVED[request.param](tmp_path_factory.mktemp(request.param) / "source")
@@ -99,7 +94,7 @@ def test_a_text_without_a_token_begins_as_the_model_does(checkpoint):
         checkpoint.task.tokenizer.post_processor = models.tokenizer().post_processor
 
 
-def test_answers_name_the_likeliest_tokens(checkpoint):
+def test_answers_name_the_likeliest_tokens_and_a_pair_of_texts_is_no_text(checkpoint):
     task = checkpoint.task
     logits = np.full((1, 40), -9.0, np.float32)
     logits[0, task.index("world")] = 3
@@ -108,17 +103,14 @@ def test_answers_name_the_likeliest_tokens(checkpoint):
     assert len(answer["scores"]) == 5
     assert task.scorer({"logits": logits}, ["world"])(np.arange(1)) == 1
     assert task.parse_label("world", "") == task.parse_label(task.index("world"), "") == task.index("world")
+    with pytest.raises(InputError, match="must be a text"):
+        checkpoint.task.parse(["a", "b"])
 
 
 @pytest.mark.parametrize("label", ["hello world", "", 99, -1, True, 0.5, None])
 def test_what_is_not_one_token_is_no_label(checkpoint, label):
     with pytest.raises(DataError, match="label"):
         checkpoint.task.parse_label(label, "")
-
-
-def test_a_pair_of_texts_is_no_text(checkpoint):
-    with pytest.raises(InputError, match="must be a text"):
-        checkpoint.task.parse(["a", "b"])
 
 
 @pytest.mark.parametrize(
@@ -142,15 +134,12 @@ def test_logits_are_scaled_and_capped_as_the_model_does(tmp_path, kind, settings
     torch.testing.assert_close(loss, cross_entropy(wanted[0, :3], ids[0, 1:], reduction="sum"))
 
 
-def test_a_model_that_bends_its_logits_in_another_way_is_refused(tmp_path, monkeypatch):
+def test_a_model_that_bends_its_logits_in_another_way_or_sees_what_follows_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(language_model, "SCALES", {})
     config = transformers.CohereConfig(**models.TEXT, num_key_value_heads=2, logit_scale=0.5, pad_token_id=0)
     folder = models.save_transformer(tmp_path / "m", transformers.CohereForCausalLM(config))
     with pytest.raises(SourceError, match="more than its head makes"):
         load_source(folder)
-
-
-def test_a_model_that_sees_what_follows_is_refused(tmp_path):
     folder = models.save_bert(tmp_path / "m", transformers.BertLMHeadModel)
     with pytest.raises(SourceError, match="see those that follow"):
         load_source(folder)

@@ -35,22 +35,13 @@ def tree_v2(root: Path, path: str = "/", mounts: str = V2, **files: str) -> Path
     return make_tree(root, f"0::{path}", mounts, **files)
 
 
-def test_a_quota_of_version_2_is_read_in_cpus_with_its_file(tmp_path):
+def test_of_nested_cgroups_of_version_2_the_least_quota_counts_in_cpus_with_its_file(tmp_path):
     quota = read_cpu_quota(tree_v2(tmp_path, **{"cpu.max": "50000 100000"}))
     assert quota == (0.5, tmp_path / "sys/fs/cgroup/cpu.max")
-
-
-def test_a_quota_without_a_period_has_the_kernels_own(tmp_path):
     assert read_cpu_quota(tree_v2(tmp_path, **{"cpu.max": "250000"})).value == 2.5
-
-
-def test_of_nested_cgroups_the_least_quota_counts(tmp_path):
     files = {"cpu.max": "max 100000", "kube/cpu.max": "150000 100000", "kube/pod/cpu.max": "400000 100000"}
     quota = read_cpu_quota(tree_v2(tmp_path, "/kube/pod", **files))
     assert quota == (1.5, tmp_path / "sys/fs/cgroup/kube/cpu.max")
-
-
-def test_cgroups_of_others_do_not_count(tmp_path):
     files = {"cpu.max": "max 100000", "other/cpu.max": "10000 100000", "own/child/cpu.max": "10000 100000"}
     assert read_cpu_quota(tree_v2(tmp_path, "/own", **files)) is None
 
@@ -61,13 +52,10 @@ def test_a_container_whose_own_path_lies_outside_its_mount_has_the_mounts_limits
     assert read_cpu_quota(tree_v2(tmp_path, path, mounts, **{"cpu.max": "100000 50000"})).value == 2
 
 
-def test_a_path_is_taken_relative_to_the_part_that_is_mounted(tmp_path):
+def test_a_path_is_taken_relative_to_the_part_that_is_mounted_whatever_the_mount_point(tmp_path):
     mounts = "31 23 0:28 /docker/1 /sys/fs/cgroup ro - cgroup2 cgroup rw"
     root = tree_v2(tmp_path, "/docker/1/job", mounts, **{"job/cpu.max": "50000 100000"})
     assert read_cpu_quota(root).value == 0.5
-
-
-def test_a_mount_point_with_a_space_is_found(tmp_path):
     mounts = V2.replace("/sys/fs/cgroup", r"/sys/fs/cgroup/of\040it")
     assert read_cpu_quota(tree_v2(tmp_path, mounts=mounts, **{"of it/cpu.max": "50000 100000"})).value == 0.5
 
@@ -120,12 +108,9 @@ def test_without_a_cgroup_or_its_mount_there_is_no_limit(tmp_path, membership, m
     assert read_memory_limit(root) is None
 
 
-def test_a_machine_without_proc_has_no_limit(tmp_path):
+def test_a_machine_without_proc_and_a_file_that_cannot_be_read_have_no_limit(tmp_path):
     assert read_cpu_quota(tmp_path) is None
     assert read_memory_limit(tmp_path) is None
-
-
-def test_a_file_that_cannot_be_read_is_no_limit(tmp_path):
     root = tree_v2(tmp_path)
     (root / "sys/fs/cgroup/cpu.max").mkdir(parents=True)
     assert read_cpu_quota(root) is None
@@ -156,12 +141,9 @@ def test_cores_are_those_that_the_quota_pays_for_in_full(container, quota, count
     assert hardware.this_machine().cores == count
 
 
-def test_memory_is_that_of_the_container(container):
+def test_memory_is_that_of_the_container_unless_the_machine_has_less(container):
     container("max", "536870912")
     assert hardware.this_machine().memory == 2**29
-
-
-def test_a_memory_limit_above_the_machines_is_none(container):
     container("max", NO_LIMIT)
     assert hardware.this_machine().memory == hardware.physical_memory()
 
@@ -172,9 +154,6 @@ def test_the_doctor_says_where_limits_come_from(container):
     quota, memory = (root / "sys/fs/cgroup" / name for name in ("cpu.max", "memory.max"))
     assert findings["cores"] == f"1 of 16 available to this process: the CPU quota in {quota} is 0.5"
     assert findings["memory"].endswith(f"available to this process: the limit is in {memory}")
-
-
-def test_the_doctor_says_that_affinity_limits_cores(container):
     container("max", "max")
     assert doctor.format_cores(hardware.this_machine()) == (
         "8 of 16 available to this process: the CPU affinity leaves no more"
@@ -187,9 +166,6 @@ def test_thread_pools_follow_the_quota_unless_the_user_set_them(container, monke
     container("250000", "max")
     thread_pools.limit_thread_pools()
     assert (os.environ["OMP_NUM_THREADS"], os.environ["TORCHINDUCTOR_COMPILE_THREADS"]) == ("3", "2")
-
-
-def test_thread_pools_are_left_alone_without_a_quota(container, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     container("max", "max")
     thread_pools.limit_thread_pools()

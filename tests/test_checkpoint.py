@@ -28,11 +28,6 @@ from laconic.tensor import TensorSpec
 TEXTS = ["hello world", "a model answers every question", "the"]
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="module")
 def embedder(tmp_path_factory):
     return models.save_embedder(tmp_path_factory.mktemp("models") / "embedder")
@@ -150,24 +145,19 @@ def test_a_text_classifier_gives_the_logits_that_transformers_gives(tmp_path):
     assert checkpoint.task.labels == ("no", "maybe", "yes")
 
 
-def test_a_model_without_token_types_takes_two_inputs(tmp_path):
+def test_inputs_and_positions_and_labels_and_lengths_are_those_of_each_kind_of_folder(tmp_path):
     checkpoint = load_source(models.save_distilbert(tmp_path / "m"))
     assert [spec.name for spec in checkpoint.inputs] == ["input_ids", "attention_mask"]
     assert checkpoint.outputs[0].shape == ("batch", 2)
-
-
-def test_roberta_has_fewer_positions_than_its_config_says(tmp_path):
     checkpoint = load_source(models.save_roberta(tmp_path / "m"))
     assert checkpoint.task.max_tokens == 64
     ids = torch.full((1, 64), 5)
     assert checkpoint.module(ids, torch.ones_like(ids)).shape == (1, 32)
-
-
-def test_an_image_classifier_brings_its_preprocessing(tmp_path):
     checkpoint = load_source(models.save_vit(tmp_path / "m"))
     assert checkpoint.inputs[0].shape == ("batch", 3, 16, 16)
     assert checkpoint.task.preprocess.mean == (0.5, 0.5, 0.5)
     assert checkpoint.task.labels == ("cat", "dog", "fish")
+    assert load_source(models.save_t5_encoder(tmp_path / "m")).task.max_tokens == 512
 
 
 IMAGE_PROCESSORS = [
@@ -215,20 +205,20 @@ def test_images_are_prepared_as_by_transformers(name, settings, tmp_path):
         np.testing.assert_allclose(made.apply(image), expected, rtol=0, atol=1e-5)
 
 
-def test_settings_that_a_file_leaves_out_are_those_of_the_processors_class(tmp_path):
-    settings = {"image_processor_type": "MobileViTImageProcessor", "size": {"shortest_edge": 288}}
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
-    made = read_preprocess(tmp_path, channels=3)
-    assert (made.shortest_edge, made.crop, made.bgr, made.mean) == (288, (256, 256), True, (0.0,))
-
-
-def test_images_that_are_prepared_by_unknown_rules_are_refused(tmp_path):
+def test_an_image_processor_that_is_unknown_or_missing_is_refused(tmp_path):
     transformers.PerceiverImageProcessorPil().save_pretrained(tmp_path)
     with pytest.raises(SourceError, match="PerceiverImageProcessor, whose rules Laconic does not know"):
         read_preprocess(tmp_path, channels=3)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": "Unheard", "size": 20}))
+    with pytest.raises(SourceError, match="transformers does not read"):
+        read_preprocess(tmp_path, channels=3)
+    folder = models.save_vit(tmp_path / "m")
+    (folder / "preprocessor_config.json").unlink()
+    with pytest.raises(SourceError, match=r"preprocessor_config.json is missing"):
+        load_source(folder)
 
 
-def test_transparent_images_are_blended_with_white_as_by_transformers(tmp_path):
+def test_transparent_and_grey_images_and_settings_that_are_left_out_are_as_by_transformers(tmp_path):
     own = transformers.CLIPImageProcessorPil()
     own.save_pretrained(tmp_path)
     made = read_preprocess(tmp_path, channels=3)
@@ -237,32 +227,16 @@ def test_transparent_images_are_blended_with_white_as_by_transformers(tmp_path):
         image = Image.fromarray(rng.integers(0, 256, (600, 300, 4), np.uint8)).convert(mode)
         expected = own(images=image, return_tensors="np")["pixel_values"][0]
         np.testing.assert_allclose(made.apply(image), expected, rtol=0, atol=1e-5)
-
-
-def test_grey_images_are_prepared_as_by_transformers(tmp_path):
     own = transformers.ViTImageProcessorPil(image_mean=[0.4], image_std=[0.2])
     own.save_pretrained(tmp_path)
     made = read_preprocess(tmp_path, channels=1)
     image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (40, 60), np.uint8))
     expected = own(images=image, return_tensors="np")["pixel_values"][0]
     np.testing.assert_allclose(made.apply(image), expected, rtol=0, atol=1e-5)
-
-
-def test_an_image_processor_that_transformers_does_not_know_is_refused(tmp_path):
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": "Unheard", "size": 20}))
-    with pytest.raises(SourceError, match="transformers does not read"):
-        read_preprocess(tmp_path, channels=3)
-
-
-def test_an_image_model_without_settings_is_refused(tmp_path):
-    folder = models.save_vit(tmp_path / "m")
-    (folder / "preprocessor_config.json").unlink()
-    with pytest.raises(SourceError, match=r"preprocessor_config.json is missing"):
-        load_source(folder)
-
-
-def test_a_text_model_without_a_longest_text_takes_512_tokens(tmp_path):
-    assert load_source(models.save_t5_encoder(tmp_path / "m")).task.max_tokens == 512
+    settings = {"image_processor_type": "MobileViTImageProcessor", "size": {"shortest_edge": 288}}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    made = read_preprocess(tmp_path, channels=3)
+    assert (made.shortest_edge, made.crop, made.bgr, made.mean) == (288, (256, 256), True, (0.0,))
 
 
 def test_what_a_folder_lacks_is_named(tmp_path):
@@ -344,19 +318,13 @@ def test_an_older_tokenizer_is_converted(tmp_path):
     assert ids.tolist() == [models.tokenizer().encode("hello world").ids]
 
 
-def test_an_architecture_for_another_task_is_refused_by_name(tmp_path):
+def test_an_architecture_for_another_task_or_a_head_that_would_be_random_is_refused_by_name(tmp_path, embedder):
     folder = models.save_bert(tmp_path / "m", transformers.BertForMultipleChoice)
     with pytest.raises(SourceError, match="BertForMultipleChoice"):
         load_source(folder)
     assert load_source(folder, task="text-embedding").task.name == "text-embedding"
-
-
-def test_a_head_that_would_be_random_is_refused(embedder):
     with pytest.raises(SourceError, match="random"):
         load_source(embedder, task="text-classification")
-
-
-def test_a_classifier_of_several_labels_at_once_is_its_own_task(tmp_path):
     folder = models.save_bert(tmp_path / "m")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "problem_type": "multi_label_classification"}))
@@ -588,30 +556,10 @@ def test_sources_of_no_known_kind_are_refused(tmp_path):
 
 # Saved and opened again
 
-
-def test_a_saved_checkpoint_answers_bit_for_bit_the_same_in_another_process(tmp_path, embedder):
-    checkpoint = load_source(embedder)
-    checkpoint.save(tmp_path / "saved")
-    inputs = checkpoint.task.encode(TEXTS)
-    np.savez(tmp_path / "inputs.npz", **inputs)
-    code = (
-        "import sys, numpy as np; from pathlib import Path\n"
-        "from laconic.models.checkpoint import Checkpoint; from laconic.models.torch_session import TorchSession\n"
-        "folder = Path(sys.argv[1])\n"
-        "saved = Checkpoint.load(folder / 'saved')\n"
-        "with TorchSession(saved.module, saved.inputs, saved.outputs) as session:\n"
-        "    np.savez(folder / 'answers.npz', **session.run(dict(np.load(folder / 'inputs.npz'))))\n"
-    )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
-    expected = answer(checkpoint, inputs)
-    with np.load(tmp_path / "answers.npz") as found:
-        assert np.array_equal(found["embedding"], expected["embedding"])
-    again = Checkpoint.load(tmp_path / "saved")
-    assert again.key == checkpoint.key
-    assert (again.inputs, again.outputs, again.size) == (checkpoint.inputs, checkpoint.outputs, checkpoint.size)
+SAVE = [models.save_embedder, models.save_bert, models.save_roberta, models.save_distilbert, models.save_vit]
 
 
-def test_saving_twice_gives_the_same_bytes_and_no_path(tmp_path, embedder):
+def test_saving_gives_the_same_bytes_without_a_path_and_overwrites_a_checkpoint_and_nothing_else(tmp_path, embedder):
     for name in ("one", "two"):
         load_source(embedder).save(tmp_path / name)
     files = sorted(path.name for path in (tmp_path / "one").iterdir())
@@ -622,9 +570,18 @@ def test_saving_twice_gives_the_same_bytes_and_no_path(tmp_path, embedder):
         assert str(tmp_path).encode() not in content
         assert str(embedder).encode() not in content
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
+    checkpoint = load_source(embedder)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    with pytest.raises(UsageError, match="not be overwritten"):
+        checkpoint.save(tmp_path / "mine")
+    assert (tmp_path / "mine" / "thesis.txt").exists()
+    checkpoint.save(tmp_path / "saved")
+    checkpoint.save(tmp_path / "saved")
+    assert Checkpoint.load(tmp_path / "saved").key == checkpoint.key
 
 
-@pytest.mark.parametrize("save", [models.save_bert, models.save_roberta, models.save_distilbert, models.save_vit])
+@pytest.mark.parametrize("save", SAVE)
 def test_every_kind_of_folder_opens_again_after_saving(tmp_path, save):
     checkpoint = load_source(save(tmp_path / "m"))
     checkpoint.save(tmp_path / "saved")
@@ -633,9 +590,11 @@ def test_every_kind_of_folder_opens_again_after_saving(tmp_path, save):
     expected, found = answer(checkpoint, inputs), answer(again, inputs)
     assert all(np.array_equal(expected[name], found[name]) for name in expected)
     assert again.task.assets() == checkpoint.task.assets()
+    assert again.key == checkpoint.key
+    assert (again.inputs, again.outputs, again.size) == (checkpoint.inputs, checkpoint.outputs, checkpoint.size)
 
 
-def test_tied_weights_are_saved_once_and_tied_again(tmp_path):
+def test_tied_weights_are_saved_once_and_buffers_that_are_not_saved_are_there_after_loading(tmp_path):
     module = models.randomize(models.Tied())
     state = {name: value for name, value in module.state_dict().items() if name != "head.weight"}
     save_file(state, tmp_path / "m.safetensors")
@@ -646,9 +605,6 @@ def test_tied_weights_are_saved_once_and_tied_again(tmp_path):
     assert again.module.head.weight is again.module.table.weight
     ids = torch.arange(6).reshape(2, 3)
     assert torch.equal(again.module(ids)["logits"], module(ids)["logits"])
-
-
-def test_buffers_that_are_not_saved_are_there_after_loading(tmp_path):
     state = models.randomize(models.Tied()).state_dict()
     state.pop("head.weight")
     save_file(state, tmp_path / "m.safetensors")
@@ -680,18 +636,6 @@ def test_a_checkpoint_that_names_code_is_opened_only_when_trusted(tmp_path):
     load_source(tmp_path / "saved", trust=True)
 
 
-def test_saving_overwrites_a_checkpoint_and_nothing_else(tmp_path, embedder):
-    checkpoint = load_source(embedder)
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
-    with pytest.raises(UsageError, match="not be overwritten"):
-        checkpoint.save(tmp_path / "mine")
-    assert (tmp_path / "mine" / "thesis.txt").exists()
-    checkpoint.save(tmp_path / "saved")
-    checkpoint.save(tmp_path / "saved")
-    assert Checkpoint.load(tmp_path / "saved").key == checkpoint.key
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -712,12 +656,19 @@ def test_a_card_of_another_form_is_refused(tmp_path, embedder, change):
         Checkpoint.load(tmp_path / "saved")
 
 
-def test_batch_normalisation_needs_no_counter(tmp_path):
+def test_batch_normalisation_needs_no_counter_and_the_key_follows_the_weights(tmp_path):
     state = models.randomize(models.ResidualNet()).state_dict()
     counters = [name for name in state if name.endswith("num_batches_tracked")]
     assert counters
     save_file({name: value for name, value in state.items() if name not in counters}, tmp_path / "m.safetensors")
     load_source(tmp_path / "m.safetensors", builder="models:ResidualNet")
+    _, path, options = perceptron(tmp_path)
+    first = load_source(path, **options)
+    assert load_source(path, **options).key == first.key
+    state = load_file(path)
+    state["layers.0.bias"][0] += 1e-6
+    save_file(state, path)
+    assert load_source(path, **options).key != first.key
 
 
 @pytest.mark.parametrize("name", [CARD, WEIGHTS, "tokenizer.json"])
@@ -728,16 +679,6 @@ def test_a_flipped_byte_is_found(tmp_path, embedder, name):
     (tmp_path / "saved" / name).write_bytes(content)
     with pytest.raises(SourceError):
         Checkpoint.load(tmp_path / "saved")
-
-
-def test_the_key_follows_the_weights_and_the_settings(tmp_path):
-    _, path, options = perceptron(tmp_path)
-    first = load_source(path, **options)
-    assert load_source(path, **options).key == first.key
-    state = load_file(path)
-    state["layers.0.bias"][0] += 1e-6
-    save_file(state, path)
-    assert load_source(path, **options).key != first.key
 
 
 def test_torch_runs_on_its_own_threads_and_gives_the_others_back(tmp_path):

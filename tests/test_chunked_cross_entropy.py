@@ -89,15 +89,12 @@ def test_autocast_says_the_precision_of_products():
         torch.testing.assert_close(one, other, atol=5e-3, rtol=5e-2)
 
 
-def test_only_what_learns_has_a_gradient_and_none_does_without_grad():
+def test_only_what_learns_has_a_gradient_and_ignored_targets_give_nothing():
     hidden, weight, bias, targets = case()
     ChunkedLinearCrossEntropy(5)(hidden, weight.detach(), None, targets).backward()
     assert hidden.grad is not None
     with torch.no_grad():
         assert not ChunkedLinearCrossEntropy(5)(hidden, weight, bias, targets).requires_grad
-
-
-def test_all_targets_ignored_give_nothing():
     hidden, weight, bias, targets = case()
     loss = ChunkedLinearCrossEntropy(5)(hidden, weight, bias, torch.full_like(targets, IGNORED))
     loss.backward()
@@ -188,15 +185,7 @@ def test_a_deferred_gradient_is_the_same_gradient(chunk, cap):
     assert not deferred.pending
 
 
-def test_a_deferred_gradient_under_autocast_is_near():
-    *_, targets = case()
-    ids, deferred = torch.arange(TOKENS) % 7, DeferredLinearCrossEntropy(5)
-    found, wanted = trained(deferred, ids, targets, deferred, autocast=True), trained(whole_logits, ids, targets)
-    for one, other in zip(found.parameters(), wanted.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad, atol=0.02, rtol=0.05)
-
-
-def test_a_deferred_gradient_comes_when_all_others_are_there():
+def test_a_deferred_gradient_comes_last_and_is_not_lost_in_silence():
     *_, targets = case()
     order: list[str] = []
     model, deferred = Model(), DeferredLinearCrossEntropy(5)
@@ -205,9 +194,6 @@ def test_a_deferred_gradient_comes_when_all_others_are_there():
         parameter.register_post_accumulate_grad_hook(lambda _, name=name: order.append(name))
     deferred(model(torch.arange(TOKENS)), model.head.weight, model.head.bias, targets).backward()
     assert order[-1] == "table.weight"
-
-
-def test_a_gradient_that_never_comes_to_the_embedding_is_not_lost_in_silence():
     hidden, weight, bias, targets = case()
     deferred = DeferredLinearCrossEntropy(5)
     deferred(hidden, weight, bias, targets).backward()

@@ -20,7 +20,6 @@ LABELS = ["no", "no", "no", "yes", "maybe", "no"]
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    torch.set_num_threads(1)
     return load_source(models.save_bert(tmp_path_factory.mktemp("source") / "bert"))
 
 
@@ -29,16 +28,13 @@ def data(checkpoint):
     return make_dataset(WORDS[: len(LABELS)], checkpoint.task, labels=LABELS, name="x")
 
 
-def test_balanced_weights_give_each_class_the_same_share_and_a_mean_of_one(checkpoint, data):
+def test_balanced_weights_give_each_class_the_same_share_and_the_loss_is_that_of_torch(checkpoint, data):
     weights = compute_class_weights("balanced", checkpoint.task, data)
     assert weights == pytest.approx([0.5, 2.0, 2.0])
     assert compute_class_weights({"yes": 3}, checkpoint.task, data) == pytest.approx([0.75, 0.75, 2.25])
     assert compute_class_weights(None, checkpoint.task, data) is None
     with pytest.raises(RecipeError, match="'perhaps' is none of the classes: no, maybe, yes"):
         compute_class_weights({"perhaps": 3}, checkpoint.task, data)
-
-
-def test_the_loss_is_that_of_torch(checkpoint, data):
     objective = CrossEntropy(checkpoint.task)
     batch = objective.collate(list(data.samples), data.labels)
     plain = float(objective.loss(checkpoint.module, batch))

@@ -95,10 +95,3 @@ def test_a_gpu_without_bf16_is_offered_fp16(tmp_path, monkeypatch):
     found = names(tmp_path, GPT, device=torch.device("cuda"))
     assert "sdpa + chunked-cross-entropy + fp16 + gradient-checkpointing + adamw" in found
     assert "sdpa + chunked-cross-entropy + bf16 + gradient-checkpointing + adamw" not in found
-
-
-def test_settings_of_adamw_that_its_smaller_variant_does_not_have_are_left_out(tmp_path):
-    training = Training.model_validate(
-        {"batch_size": 16, "optimizer": {"adamw": {"lr": 1e-3, "implementation": "loop"}}}
-    )
-    assert names(tmp_path, GPT, training) == SMALL_GPT

@@ -89,15 +89,16 @@ def test_columns_of_a_csv_may_stand_between_other_delimiters(delimiter, rows, tm
     assert dataset.labels == [label for _, label in rows]
 
 
-def test_the_only_column_of_a_csv_may_hold_semicolons(tmp_path):
+def test_a_column_of_a_csv_may_be_called_anything_and_hold_semicolons_or_a_long_document(tmp_path):
     (tmp_path / "t.csv").write_text("notes; of a kind\none\ntwo; and more\n")
     assert list(read(tmp_path / "t.csv", TEXT).samples) == ["one", "two; and more"]
-
-
-def test_a_field_of_a_csv_may_be_a_long_document(tmp_path):
     text = "good film " * 20_000
     (tmp_path / "t.csv").write_text(f"text,label\n{text},a\nbad,b\n")
     assert list(map(len, read(tmp_path / "t.csv", TEXT).samples)) == [len(text), 3]
+    (tmp_path / "t.csv").write_text('sentence\na cat\n"two\nlines"\n')
+    assert list(read(tmp_path / "t.csv", TEXT).samples) == ["a cat", "two\nlines"]
+    (tmp_path / "t.txt").write_text("a cat\n", encoding="utf-8-sig")
+    assert list(read(tmp_path / "t.txt", TEXT).samples) == ["a cat"]
 
 
 @fast
@@ -118,22 +119,16 @@ def test_scored_pairs_become_two_samples_that_share_their_score(suffix, tmp_path
     assert dataset.per_row == 2
 
 
-def test_a_csv_of_one_column_may_call_it_anything(tmp_path):
-    (tmp_path / "t.csv").write_text('sentence\na cat\n"two\nlines"\n')
-    assert list(read(tmp_path / "t.csv", TEXT).samples) == ["a cat", "two\nlines"]
-
-
-def test_a_byte_order_mark_is_no_text(tmp_path):
-    (tmp_path / "t.txt").write_text("a cat\n", encoding="utf-8-sig")
-    assert list(read(tmp_path / "t.txt", TEXT).samples) == ["a cat"]
-
-
-def test_arrays_come_back_as_they_were_written(tmp_path):
+def test_arrays_come_back_as_they_were_written_and_may_be_json(tmp_path):
     x, n = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32), np.arange(5)
     np.savez(tmp_path / "a.npz", x=x, n=n, label=np.arange(5) % 2)
     dataset = read(tmp_path / "a.npz", ARRAYS)
     assert all(np.array_equal(sample["x"], row) and sample["n"] == k for sample, row, k in zip(dataset.samples, x, n))  # noqa: B905
     assert dataset.labels == [0, 1, 0, 1, 0]
+    path = write_jsonl(tmp_path / "a.jsonl", [{"inputs": {"x": [1, 2], "n": 3}}, {"inputs": {"x": [1, 2, 3], "n": 4}}])
+    dataset = read(path, ARRAYS)
+    assert dataset.samples[1]["x"].tolist() == [1, 2, 3]
+    assert dataset.samples[0]["n"] == 3
 
 
 def test_labels_of_unlike_shape_are_refused(tmp_path):
@@ -142,47 +137,25 @@ def test_labels_of_unlike_shape_are_refused(tmp_path):
         read(write_jsonl(tmp_path / "a.jsonl", rows), ARRAYS)
 
 
-def test_arrays_may_be_written_as_json(tmp_path):
-    path = write_jsonl(tmp_path / "a.jsonl", [{"inputs": {"x": [1, 2], "n": 3}}, {"inputs": {"x": [1, 2, 3], "n": 4}}])
-    dataset = read(path, ARRAYS)
-    assert dataset.samples[1]["x"].tolist() == [1, 2, 3]
-    assert dataset.samples[0]["n"] == 3
-
-
-def test_images_come_from_class_folders(tmp_path):
+def test_images_come_from_folders_with_or_without_classes_and_from_files(tmp_path):
+    for number in range(3):
+        save_image(tmp_path / f"{number}.png", colour=number)
+    assert read(tmp_path, IMAGES).labels is None
     for name, colour in (("cat/1.png", 10), ("dog/1.jpg", 20), ("dog/2.png", 30)):
         save_image(tmp_path / "pets" / name, colour=colour)
     (tmp_path / "pets" / "notes.txt").write_text("not an image")
     dataset = read(tmp_path / "pets", IMAGES)
     assert dataset.labels == [0, 1, 1]
     assert dataset.samples[0].shape == (3, 6, 8)
-
-
-def test_images_come_from_a_flat_folder_without_labels(tmp_path):
-    for number in range(3):
-        save_image(tmp_path / f"{number}.png", colour=number)
-    assert read(tmp_path, IMAGES).labels is None
-
-
-def test_images_are_named_relative_to_their_file(tmp_path):
     save_image(tmp_path / "images" / "1.png", colour=255)
     path = write_jsonl(tmp_path / "i.jsonl", [{"image": "images/1.png", "label": "dog"}])
     assert read(path, IMAGES).samples[0].max() == 1
-
-
-def test_images_in_parquet_are_bytes(tmp_path):
     content = save_image(tmp_path / "1.png", colour=255).read_bytes()
     path = write_parquet(
         tmp_path / "i.parquet",
         [{"image": {"bytes": content, "path": "1.png"}}, {"image": {"bytes": content, "path": None}}],
     )
     assert read(path, IMAGES).samples[1].shape == (3, 6, 8)
-
-
-def test_images_are_decoded_anew_each_time_so_that_memory_does_not_grow(tmp_path):
-    save_image(tmp_path / "1.png")
-    samples = read(tmp_path, IMAGES).samples
-    assert samples[0] is not samples[0]
 
 
 @pytest.mark.parametrize(
@@ -246,14 +219,6 @@ def test_a_damaged_file_is_read_or_refused_and_never_crashes(suffix, damage, tmp
         list(batches(read(path, task), task, 2))
 
 
-def test_a_missing_file_is_answered_with_the_nearest_name(tmp_path):
-    (tmp_path / "texts.jsonl").touch()
-    with pytest.raises(DataError, match=r"there is no .*text\.jsonl. Did you mean 'texts\.jsonl'\?"):
-        read(tmp_path / "text.jsonl", TEXT)
-    with pytest.raises(DataError, match="there is no"):
-        read(tmp_path / "nowhere" / "text.jsonl", TEXT)
-
-
 GOOD = {"x": np.ones((3, 2), np.float32), "n": np.ones(3, np.int64)}
 
 
@@ -288,15 +253,12 @@ def test_a_damaged_or_lone_array_is_refused(tmp_path):
         read(tmp_path / "b.npz", ARRAYS)
 
 
-def test_a_broken_image_is_named(tmp_path):
+def test_a_broken_or_missing_image_is_named(tmp_path):
     save_image(tmp_path / "cat" / "1.png")
     whole = save_image(tmp_path / "cat" / "2.png").read_bytes()
     (tmp_path / "cat" / "2.png").write_bytes(whole[:40])
     with pytest.raises(DataError, match=r"row 2: .*2\.png is not an image"):
         read(tmp_path, IMAGES)
-
-
-def test_a_missing_image_is_named(tmp_path):
     path = write_jsonl(tmp_path / "i.jsonl", [{"image": "1.png"}])
     with pytest.raises(DataError, match=r"row 1: there is no image '1\.png'"):
         read(path, IMAGES)
@@ -317,19 +279,21 @@ def test_a_folder_that_makes_no_sense_is_refused(names, message, tmp_path):
         read(tmp_path, IMAGES)
 
 
-def test_a_folder_is_no_file_of_texts(tmp_path):
+def test_a_missing_file_is_answered_with_the_nearest_name(tmp_path):
     with pytest.raises(DataError, match="no file holds rows, and task 'text-embedding' reads no folders of images"):
         read(tmp_path, TEXT)
+    (tmp_path / "texts.jsonl").touch()
+    with pytest.raises(DataError, match=r"there is no .*text\.jsonl. Did you mean 'texts\.jsonl'\?"):
+        read(tmp_path / "text.jsonl", TEXT)
+    with pytest.raises(DataError, match="there is no"):
+        read(tmp_path / "nowhere" / "text.jsonl", TEXT)
 
 
-def test_the_fingerprint_follows_the_content(tmp_path):
+def test_the_fingerprint_follows_the_content_and_the_images_behind_a_file(tmp_path):
     first = read(write_jsonl(tmp_path / "a.jsonl", [{"text": "a"}, {"text": "b"}]), TEXT)
     again = read(write_jsonl(tmp_path / "b.jsonl", [{"text": "a"}, {"text": "b"}]), TEXT)
     other = read(write_jsonl(tmp_path / "c.jsonl", [{"text": "a"}, {"text": "c"}]), TEXT)
     assert first.fingerprint == again.fingerprint != other.fingerprint
-
-
-def test_the_fingerprint_follows_the_images_behind_a_file(tmp_path):
     path = write_jsonl(tmp_path / "i.jsonl", [{"image": "1.png"}])
     save_image(tmp_path / "1.png", colour=1)
     before = read(path, IMAGES).fingerprint
@@ -358,23 +322,17 @@ def test_a_split_shares_nothing_loses_nothing_and_ignores_the_order(values, rand
     }
 
 
-def test_a_split_keeps_its_sizes_and_its_labels_and_another_seed_gives_another():
+def test_a_split_keeps_its_sizes_and_its_labels_and_never_tears_a_pair(tmp_path):
     values = [str(number) for number in range(100)]
     dataset = make_dataset(values, TEXT, labels=values)
     first = split(dataset, ROLES)
     assert [len(part) for part in first.values()] == [40, 20, 40]
     assert all(list(part.samples) == part.labels for part in first.values())
     assert set(split(dataset, ROLES, seed=1)["holdout"].samples) != set(first["holdout"].samples)
-
-
-def test_a_split_never_tears_a_pair(tmp_path):
     rows = [{"text1": f"a{k}", "text2": f"b{k}", "score": k} for k in range(20)]
     for part in split(read(write_jsonl(tmp_path / "p.jsonl", rows), TEXT), ROLES).values():
         assert [text[1:] for text in part.samples[0::2]] == [text[1:] for text in part.samples[1::2]]
         assert part.labels == [float(text[1:]) for text in part.samples]
-
-
-def test_too_few_samples_to_split_are_refused():
     with pytest.raises(DataError, match="holds 2 different samples, at least 3 are needed: one for each of calibrate"):
         parts(["a", "b", "b", "a"])
 
@@ -390,9 +348,17 @@ def test_what_is_taken_is_varied_and_no_more_than_asked(values, count):
     assert taken.fingerprint == make_dataset(values[::-1], TEXT).take(count).fingerprint
 
 
-def test_what_is_taken_holds_short_and_long_samples():
+def test_what_is_taken_holds_short_and_long_samples_and_what_another_dataset_holds_is_left_out():
     lengths = make_dataset(["x" * length for length in range(1, 101)], TEXT).take(10).lengths
     assert [(length - 1) // 10 for length in lengths] == list(range(10))
+    first, second = make_dataset(["a", "b", "c", "c"], TEXT, labels=list("abcc")), make_dataset(["c", "d"], TEXT)
+    rest = first.without(second)
+    assert list(rest.samples) == rest.labels == ["a", "b"]
+    assert second.without(rest) is second
+    with pytest.raises(DataError, match="nothing that is not in"):
+        rest.without(first)
+    with pytest.raises(DataError, match="1 labels for 2 samples"):
+        make_dataset(["a", "b"], TEXT, labels=["x"])
 
 
 @fast
@@ -406,15 +372,12 @@ def test_batches_hold_every_sample_once_sorted_by_length(values, rows):
     assert lengths == sorted(lengths)
 
 
-def test_a_batch_holds_what_its_indices_say():
+def test_a_batch_holds_what_its_indices_say_and_no_samples_of_unlike_shape(tmp_path):
     texts = ["a cat sat on a mat", "red", "a cat", "blue"]
     dataset = make_dataset(texts, TEXT)
     for indices, batch in batches(dataset, TEXT, 2):
         expected = TEXT.encode([texts[index] for index in indices])
         assert all(np.array_equal(batch[name], expected[name]) for name in expected)
-
-
-def test_samples_of_unlike_shape_never_share_a_batch(tmp_path):
     for number, size in enumerate([(4, 4), (5, 4), (4, 4), (5, 4), (4, 4)]):
         save_image(tmp_path / f"{number}.png", size=size, colour=number)
     found = [(indices.tolist(), batch["pixels"].shape) for indices, batch in batches(read(tmp_path, IMAGES), IMAGES, 2)]
@@ -434,20 +397,6 @@ def test_memory_does_not_grow_with_the_number_of_images(tmp_path):
         return highest
 
     assert peak(120) < 2 * peak(12), "one image is 49 kB"
-
-
-def test_what_another_dataset_holds_can_be_left_out():
-    first, second = make_dataset(["a", "b", "c", "c"], TEXT, labels=list("abcc")), make_dataset(["c", "d"], TEXT)
-    rest = first.without(second)
-    assert list(rest.samples) == rest.labels == ["a", "b"]
-    assert second.without(rest) is second
-    with pytest.raises(DataError, match="nothing that is not in"):
-        rest.without(first)
-
-
-def test_labels_of_another_number_are_refused():
-    with pytest.raises(DataError, match="1 labels for 2 samples"):
-        make_dataset(["a", "b"], TEXT, labels=["x"])
 
 
 @pytest.mark.parametrize(
@@ -489,7 +438,7 @@ def test_the_kinds_of_samples_follow_them_through_splits(tmp_path):
         read(write_jsonl(tmp_path / "l.jsonl", [{"text": "a", "kind": ["b"]}]), TEXT)
 
 
-def test_columns_may_have_other_names(tmp_path):
+def test_columns_may_have_other_names_in_every_format(tmp_path):
     (tmp_path / "t.csv").write_text("sentence,category\none,a\ntwo,b\n")
     found = read(tmp_path / "t.csv", TEXT, {"text": "sentence", "label": "category"})
     assert list(found.samples) == ["one", "two"]
@@ -497,9 +446,6 @@ def test_columns_may_have_other_names(tmp_path):
         read(tmp_path / "t.csv", TEXT, {"text": "body"})
     with pytest.raises(DataError, match=r"among the columns 'sentence', 'category'.*--column text=NAME"):
         read(tmp_path / "t.csv", TEXT)
-
-
-def test_columns_of_parquet_may_have_other_names(tmp_path):
     pq.write_table(pa.table({"sentence": ["one", "two"], "other": [1, 2]}), tmp_path / "t.parquet")
     assert list(read(tmp_path / "t.parquet", TEXT, {"text": "sentence"}).samples) == ["one", "two"]
 
@@ -516,7 +462,7 @@ def test_a_dataset_may_lie_in_several_files_of_a_folder(tmp_path):
         read(tmp_path, TEXT)
 
 
-def test_a_limited_drop_needs_labels_of_more_than_one_class():
+def test_a_limited_drop_needs_labels_of_several_classes_and_few_samples_to_judge_by_are_reported():
     labelled = make_dataset(["a", "b", "c"], TEXT, labels=["x", "x", "x"])
     kind = type("Classes", (), {"has_class_head": True})
     with pytest.raises(DataError, match=r"all labels of .* are of one class"):
@@ -525,9 +471,6 @@ def test_a_limited_drop_needs_labels_of_more_than_one_class():
         check_labels(make_dataset(["a", "b"], TEXT), kind, 0.01)
     check_labels(make_dataset(["a", "b"], TEXT, labels=["x", "y"]), kind, 0.01)
     check_labels(labelled, kind, None)
-
-
-def test_few_samples_to_judge_by_are_reported_with_how_many_would_do():
     assert "4 samples judge the result: the verdict will be inconclusive at best" in str(
         describe_uncertainty(make_dataset(["a", "b", "c", "d"], TEXT))
     )

@@ -155,7 +155,7 @@ def test_a_batch_in_parts_has_the_sum_of_the_whole(originals, name):
         assert name == "similarities"
 
 
-def test_padding_counts_for_nothing(originals):
+def test_padding_counts_for_nothing_and_the_tail_for_the_worst_quarter(originals):
     original = originals["mini"]
     taught = objective(harmed(original), original, HiddenStateLoss())
     short, long = "the model", "the model answers about layers and memory while it waits"
@@ -168,9 +168,6 @@ def test_padding_counts_for_nothing(originals):
     mask = torch.tensor([[True, True], [True, False]])
     assert float(LossTerms(mask).sum_errors(errors)) == 2 + 5
     assert float(LossTerms(mask, per_position=True).sum_errors(errors)) == 1 + 3 + 5
-
-
-def test_the_tail_adds_the_mean_error_of_the_worst_quarter_for_each_term():
     errors = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0])
     assert float(LossTerms(tail_weight=0.5).sum_errors(errors)) == 36 + 0.5 * 8 * 7.5
     positions = errors.reshape(2, 4)
@@ -180,7 +177,7 @@ def test_the_tail_adds_the_mean_error_of_the_worst_quarter_for_each_term():
     assert float(found) == 1 + 2 + 3 + 4 + 5 + 6 + 8 * 5.5
 
 
-def test_an_objective_with_a_tail_compares_the_rows_of_a_batch(originals):
+def test_an_objective_with_a_tail_compares_the_rows_of_a_batch_and_no_gradient_reaches_the_teacher(originals):
     original = originals["mini"]
     student = harmed(original)
     plain, tail = (
@@ -194,9 +191,6 @@ def test_an_objective_with_a_tail_compares_the_rows_of_a_batch(originals):
     assert not tail.splittable
     batch = plain.collate(original.task.examples(8, seed=2), None)
     assert float(tail.loss(student.module, batch)) > 2 * float(plain.loss(student.module, batch))
-
-
-def test_no_gradient_reaches_the_teacher(originals):
     original = copy.deepcopy(originals["mini"].module).requires_grad_(True)
     before = copy.deepcopy(original.state_dict())
     student = harmed(originals["mini"])
@@ -321,7 +315,7 @@ def labelled(checkpoint):
     return make_dataset(samples, checkpoint.task, labels=[number % 3 for number in range(24)], name="classes")
 
 
-def test_labels_have_their_share_in_the_loss(originals, context):
+def test_labels_have_their_share_in_the_loss_and_must_be_there(originals, context):
     original = originals["bert"]
     data = labelled(original)
     given, student = context(original, dataset=data), harmed(original)
@@ -335,6 +329,8 @@ def test_labels_have_their_share_in_the_loss(originals, context):
     assert float(made.loss(student.module, batch)) == pytest.approx(expected, rel=1e-5)
     found = LogitDistillation(label_weight=0.25, **QUICK).apply(student, given)
     assert found.history[-1].config["label_weight"] == 0.25
+    with pytest.raises(DataError, match=r"label_weight: 0\.3 of the loss is for labels, and .* has none"):
+        EmbeddingDistillation(label_weight=0.3, **QUICK).apply(originals["mini"], context(originals["mini"]))
 
 
 @pytest.mark.parametrize("source", ["mini", "gpt2", "net"])
@@ -344,11 +340,6 @@ def test_labels_of_every_kind_can_be_mixed_in(originals, context, source):
     given = context(original, dataset=data)
     found = Heal(label_weight=0.5, **QUICK).apply(harmed(original), given)
     assert found.history[-1].figures["steps"] > 0
-
-
-def test_labels_that_are_asked_for_must_be_there(originals, context):
-    with pytest.raises(DataError, match=r"label_weight: 0\.3 of the loss is for labels, and .* has none"):
-        EmbeddingDistillation(label_weight=0.3, **QUICK).apply(originals["mini"], context(originals["mini"]))
 
 
 WRONG = {
@@ -389,7 +380,7 @@ def test_what_cannot_be_is_refused_in_a_sentence(originals, context, name):
         stage(**QUICK, **settings).apply(harmed(originals[source]), context(originals[source]))
 
 
-def test_a_layer_stands_for_those_behind_it_that_are_gone(originals):
+def test_a_layer_stands_for_those_behind_it_and_batches_take_no_model_along(originals):
     assert last_replaced([0, 2, 4], 3, 6) == [1, 3, 5]
     assert last_replaced([0, 1, 2, 4, 5], 5, 6) == [0, 1, 3, 4, 5]
     assert last_replaced(range(6), 3, 6) == [1, 3, 5], "nothing is known of which are left"
@@ -401,9 +392,6 @@ def test_a_layer_stands_for_those_behind_it_that_are_gone(originals):
     record = Record(stage="distill.student", config={}, key="", structure={"blocks": [1]})
     (pair,) = pair_layers(student, teacher, [record])
     assert (pair.student, pair.first, pair.last) == (f"{stack}.0", f"{stack}.0", f"{stack}.1")
-
-
-def test_what_makes_the_batches_takes_no_model_along(originals):
     taught = objective(harmed(originals["gpt2"]), originals["gpt2"], SoftTargetLoss())
     opened = pickle.loads(pickle.dumps(taught.collate))
     found, expected = opened(["the model"], None), taught.collate(["the model"], None)
@@ -431,7 +419,7 @@ def test_probabilities_are_those_of_capped_logits_where_a_language_model_caps_th
     assert found[1] < found[0] / 2
 
 
-def test_dropout_is_off_and_batch_normalisation_learns(originals, context):
+def test_dropout_is_off_and_batch_normalisation_learns_with_techniques_that_are_known(originals, context):
     original = originals["net"]
     student = harmed(original)
     found = Heal(**QUICK, optimizer={"adamw": {"lr": 2e-4}}).apply(student, context(original))
@@ -441,9 +429,6 @@ def test_dropout_is_off_and_batch_normalisation_learns(originals, context):
     assert torch.equal(found.module(**batch), found.module(**batch))
     with pytest.raises(RecipeError, match="unknown technique"):
         Heal(**QUICK, techniques=["nothing"]).apply(student, context(original, name="other"))
-
-
-def test_the_settings_of_a_technique_are_read_with_the_recipe_before_anything_runs():
     steps = [{"distill.heal": {"techniques": [{"sdpa": {"float32": "maybe"}}]}}, "quantize.static"]
     with pytest.raises(RecipeError, match=r"distill\.heal: sdpa: float32: .*'maybe'"):
         Recipe.parse({"source": "m", "data": "d.jsonl", "stages": steps}).make_stages()

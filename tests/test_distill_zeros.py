@@ -78,14 +78,11 @@ def test_zeros_stay_zero_and_the_rest_learns(original, given, name):
     assert any(moved)
 
 
-def test_zeros_that_no_stage_made_are_weights_like_others(original, given):
+def test_zeros_that_no_stage_made_or_that_a_stage_may_fill_are_weights_like_others(original, given):
     before = pruned(original, stage="finetune")
     found = LogitDistillation(**QUICK).apply(before, given)
     after = zeros(found)
     assert not all(bool(after[path][zero].all()) for path, zero in zeros(before).items())
-
-
-def test_a_stage_that_fills_them_ends_it(original):
     made, other = (Record(stage=name, config={}, key="") for name in ("prune.unstructured", "prune.ffn"))
     assert has_property([made], "zeros")
     assert has_property([made, Record(stage="distill.heal", config={}, key="")], "zeros")

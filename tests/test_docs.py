@@ -69,7 +69,7 @@ def test_every_key_of_a_recipe_is_explained(model):
         assert f"| `{key}` |" in page("recipe.md")
 
 
-def test_every_key_of_a_manifest_is_explained():
+def test_every_key_of_a_manifest_and_every_training_setting_of_a_stage_is_explained():
     found = {
         key
         for line in page("artifact.md").splitlines()
@@ -77,6 +77,8 @@ def test_every_key_of_a_manifest_is_explained():
         for key in re.findall("`(.*?)`", line)
     }
     assert set(Manifest.model_fields) - found == set()
+    (section,) = [text for text in page("recipe.md").split("\n### ") if text.startswith("Training settings")]
+    assert [key for key in Training.model_fields if f"| `{key}` |" not in section] == []
 
 
 @pytest.mark.parametrize("name", registry.STAGES)
@@ -93,11 +95,6 @@ def test_every_stage_is_explained_with_its_settings(name):
     assert [key for key in stage.model_fields if key not in shared and f"`{key}`" not in row] == []
 
 
-def test_every_training_setting_of_a_stage_is_explained():
-    (section,) = [text for text in page("recipe.md").split("\n### ") if text.startswith("Training settings")]
-    assert [key for key in Training.model_fields if f"| `{key}` |" not in section] == []
-
-
 @pytest.mark.parametrize("kind", ["task", "runtime", "format"])
 def test_every_name_that_a_recipe_may_hold_is_on_its_page(kind):
     names = set(registry.TABLES[kind]) - {"folder", "fake"}
@@ -105,11 +102,18 @@ def test_every_name_that_a_recipe_may_hold_is_on_its_page(kind):
     assert [name for name in names if f"`{name}`" not in text] == []
 
 
-def test_the_recipes_on_the_page_are_good_ones():
+def test_the_recipes_on_the_pages_and_among_the_examples_are_good_ones():
     found = blocks("recipe.md", "yaml")
     assert len(found) > 1
     for text in found:
         Recipe.parse(yaml.safe_load(text))
+    found = [yaml.safe_load(text) for text in blocks("training.md", "yaml")]
+    whole = [content for content in found if "source" in content]
+    assert whole
+    for content in found:
+        TrainingRecipe.model_validate({"source": "m", "data": "d.jsonl"} | content).components()
+    Recipe.load(HOME / "examples" / "fast.yaml", source="model")
+    TrainingRecipe.load(HOME / "examples" / "finetune.yaml", source="model", data={"train": "d.jsonl"})
 
 
 def test_the_example_stage_is_one(tmp_path, monkeypatch):
@@ -132,11 +136,12 @@ def test_the_example_technique_is_one(tmp_path, monkeypatch):
         assert NamedSettings.model_validate(named).configure("technique").threshold == 1e-7
 
 
-def test_every_table_of_the_registry_is_on_the_page():
+def test_every_table_of_the_registry_is_on_the_page_and_the_headroom_of_a_plan_is_as_its_page_says():
     names = [name for name, table in vars(registry).items() if any(table is each for each in registry.TABLES.values())]
     assert len(names) == len(registry.TABLES)
     for name in (*names, "TARGETS"):
         assert f"`{name}`" in page("extend.md")
+    assert f"leaves {100 * HEADROOM:.0f} % of the memory free" in page("training.md")
 
 
 def row_of(name, heading, *, start="`"):
@@ -208,18 +213,6 @@ def test_every_key_of_a_recipe_of_training_is_explained(model):
     assert [key for key in model.model_fields if not any(f"`{key}`" in cell for cell in first)] == []
 
 
-def test_the_recipes_of_training_on_the_page_are_good_ones():
-    found = [yaml.safe_load(text) for text in blocks("training.md", "yaml")]
-    whole = [content for content in found if "source" in content]
-    assert whole
-    for content in found:
-        TrainingRecipe.model_validate({"source": "m", "data": "d.jsonl"} | content).components()
-
-
-def test_the_headroom_of_a_plan_is_as_the_page_says():
-    assert f"leaves {100 * HEADROOM:.0f} % of the memory free" in page("training.md")
-
-
 def test_every_library_is_decided_upon():
     project = tomllib.loads((HOME / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"].values()
@@ -229,20 +222,12 @@ def test_every_library_is_decided_upon():
     assert [name for name in names if not re.search(rf"(^\| {name} \|)|\b{name} \(", text, re.MULTILINE)] == []
 
 
-def test_every_page_is_in_the_navigation():
+def test_every_page_is_in_the_navigation_and_needs_nothing_from_another_server():
     sections = [next(iter(entry.values())) for entry in yaml.safe_load((HOME / "mkdocs.yml").read_text())["nav"]]
     listed = [page for section in sections for page in (section if isinstance(section, list) else [{"": section}])]
     assert sorted(next(iter(page.values())) for page in listed) == sorted(path.name for path in DOCS.glob("*.md"))
-
-
-def test_a_page_needs_nothing_from_another_server():
     for path in [*DOCS.rglob("*.md"), HOME / "mkdocs.yml"]:
         assert not re.search(r"(src|href)=.https?://|!\[[^]]*\]\(http", path.read_text(encoding="utf-8")), path
-
-
-def test_an_example_recipe_is_a_good_one():
-    Recipe.load(HOME / "examples" / "fast.yaml", source="model")
-    TrainingRecipe.load(HOME / "examples" / "finetune.yaml", source="model", data={"train": "d.jsonl"})
 
 
 STANDARD_TERMS = (

@@ -23,7 +23,7 @@ def with_features(*features):
     return check_processor(Machine(processor="CPU", cores=1, features=features, memory=1, system="Linux")).found
 
 
-def test_it_looks_at_everything_that_laconic_depends_upon(findings):
+def test_it_looks_at_everything_laconic_depends_upon_says_what_to_try_and_makes_no_cache(findings, tmp_path):
     wanted = {
         "laconic",
         "python",
@@ -38,26 +38,17 @@ def test_it_looks_at_everything_that_laconic_depends_upon(findings):
     }
     assert wanted <= set(findings)
     assert "fake" not in findings
+    assert [finding for finding in findings.values() if not finding.works and not finding.remedy] == []
+    (content,) = [json.loads(finding.model_dump_json(by_alias=True)) for finding in [findings["cache"]]]
+    assert set(content) == {"name", "works", "found", "try"}
+    assert findings["cache"].found.startswith(str(tmp_path / "cache"))
+    assert not (tmp_path / "cache").exists()
 
 
 def test_an_engine_for_gpus_that_is_not_installed_says_what_to_install(findings):
     if findings["onnxruntime-cuda"].works:
         pytest.skip("this build of onnxruntime has the CUDA provider")
     assert "laconic[gpu]" in findings["onnxruntime-cuda"].remedy
-
-
-def test_what_does_not_work_says_what_to_try(findings):
-    assert [finding for finding in findings.values() if not finding.works and not finding.remedy] == []
-
-
-def test_findings_are_json_with_the_remedy_under_try(findings):
-    (content,) = [json.loads(finding.model_dump_json(by_alias=True)) for finding in [findings["cache"]]]
-    assert set(content) == {"name", "works", "found", "try"}
-
-
-def test_the_cache_is_not_made_by_looking_at_it(findings, tmp_path):
-    assert findings["cache"].found.startswith(str(tmp_path / "cache"))
-    assert not (tmp_path / "cache").exists()
 
 
 def test_a_cache_that_cannot_be_written_is_found(monkeypatch):
@@ -86,7 +77,7 @@ def test_an_engine_that_is_absent_says_how_to_get_it(tmp_path):
     assert found["try"] == "pip install 'laconic[cpu]'"
 
 
-def test_what_is_printed_of_what_is_not_installed_has_one_full_stop(tmp_path, monkeypatch, capsys):
+def test_an_engine_that_is_not_installed_or_broken_says_why_with_one_full_stop(tmp_path, monkeypatch, capsys):
     (tmp_path / "absent_engine.py").write_text("import libfoo")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(registry.RUNTIMES, "absent", "absent_engine:Engine")
@@ -96,9 +87,6 @@ def test_what_is_printed_of_what_is_not_installed_has_one_full_stop(tmp_path, mo
     absent, other = capsys.readouterr().out.splitlines()
     assert absent.endswith("package 'libfoo' is required and not installed. Try: pip install libfoo")
     assert other.endswith("there is no kernel. Try: pip install it")
-
-
-def test_an_engine_that_is_broken_says_why(tmp_path, monkeypatch):
     (tmp_path / "broken_engine.py").write_text("raise RuntimeError('libfoo.so.3 is of another world')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(registry.RUNTIMES, "broken", "broken_engine:Engine")

@@ -1,7 +1,6 @@
 """Encoders of images, and models with a tower for texts and one for images: the vectors are those of transformers."""
 
 import base64
-import io
 import json
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from models import png
 from PIL import Image
 from served import running
 
@@ -35,11 +35,6 @@ TEXTS = ["the model answers", "hello"]
 IMAGE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (16, 16, 3), np.uint8))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 def save_images(folder: Path, model: transformers.PreTrainedModel, **settings: object) -> Path:
     models.randomize(model).save_pretrained(folder)
     size = {"size": {"height": 16, "width": 16}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 2}
@@ -60,12 +55,6 @@ def save_towers(folder: Path, kind: str) -> Path:
     settings = {"pad_token": "[PAD]", "tokenizer_class": "PreTrainedTokenizerFast"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder
-
-
-def png() -> bytes:
-    file = io.BytesIO()
-    IMAGE.save(file, "PNG")
-    return file.getvalue()
 
 
 def embed(checkpoint: Checkpoint, samples: list[object]) -> np.ndarray:
@@ -97,7 +86,7 @@ def test_the_vector_of_an_image_is_the_pooled_output_of_the_pipeline(name, tmp_p
     checkpoint = load_source(folder)
     assert checkpoint.task.name == "image-embedding"
     pipe = transformers.pipeline("image-feature-extraction", model=str(folder), device="cpu", pool=True)
-    assert embed(checkpoint, [png()]).ravel() == pytest.approx(np.ravel(pipe(IMAGE)), abs=1e-5)
+    assert embed(checkpoint, [png(IMAGE)]).ravel() == pytest.approx(np.ravel(pipe(IMAGE)), abs=1e-5)
     checkpoint.save(tmp_path / "saved")
     assert load_source(tmp_path / "saved").key == checkpoint.key
 
@@ -105,9 +94,9 @@ def test_the_vector_of_an_image_is_the_pooled_output_of_the_pipeline(name, tmp_p
 def test_without_the_weights_of_a_pooler_the_vector_is_the_first_tokens(tmp_path):
     model = transformers.ViTModel(transformers.ViTConfig(**PATCHES), add_pooling_layer=False)
     checkpoint = load_source(save_images(tmp_path / "model", model))
-    pixels = torch.from_numpy(checkpoint.task.encode([checkpoint.task.parse(png())])["pixel_values"])
+    pixels = torch.from_numpy(checkpoint.task.encode([checkpoint.task.parse(png(IMAGE))])["pixel_values"])
     expected = checkpoint.module.model(pixels).last_hidden_state[0, 0].detach().numpy()
-    assert np.array_equal(embed(checkpoint, [png()])[0], expected)
+    assert np.array_equal(embed(checkpoint, [png(IMAGE)])[0], expected)
 
 
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
@@ -125,7 +114,7 @@ def test_each_tower_is_a_model_of_its_own_with_the_vectors_of_the_whole(kind, tm
         images = whole.get_image_features(**pixels).pooler_output.numpy()
     text, image = (load_source(folder, task=task) for task in ("text-embedding", "image-embedding"))
     assert embed(text, list(TEXTS)) == pytest.approx(texts, abs=1e-5)
-    assert embed(image, [png()]) == pytest.approx(images, abs=1e-5)
+    assert embed(image, [png(IMAGE)]) == pytest.approx(images, abs=1e-5)
     assert text.size + image.size < 1.2 * (folder / "model.safetensors").stat().st_size
     text.save(tmp_path / "saved")
     assert load_source(tmp_path / "saved").key == text.key
@@ -139,8 +128,8 @@ def test_a_tower_is_exported_and_served(task, tmp_path):
     recipe = Recipe.parse({"source": str(folder), "task": task, "stages": [], "runtimes": ["onnxruntime"]})
     artifact = export(recipe, tmp_path / "m.laconic", steps=QUIET, cache=Cache(tmp_path / "cache")).artifact
     text = task == "text-embedding"
-    body = {"text": TEXTS[0]} if text else {"image": base64.b64encode(png()).decode()}
-    expected = embed(load_source(folder, task=task), [TEXTS[0] if text else png()])[0]
+    body = {"text": TEXTS[0]} if text else {"image": base64.b64encode(png(IMAGE)).decode()}
+    expected = embed(load_source(folder, task=task), [TEXTS[0] if text else png(IMAGE)])[0]
     with running(artifact.path) as server, server.client() as http:
         (answer,) = http.post("/v1/models/m/predict", json=body).json()["answers"]
     assert answer["embedding"] == pytest.approx(expected.tolist(), abs=1e-4)

@@ -22,8 +22,6 @@ from train.finetune.finetune import finetune
 from train.objectives.array_targets import Targets
 from train.settings import TrainingRecipe
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):

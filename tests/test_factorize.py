@@ -1,19 +1,14 @@
 """Layers taken apart: what the factors compose to, how close they come, the replay, what is refused."""
 
 import copy
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import contexts
 import models
-import numpy as np
 import pytest
 import torch
+from contexts import checkpoint_of, opened
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
 from torch import nn
 
 from compress.factorize.convolution import Convolution
@@ -30,17 +25,9 @@ from export.capture.capture import capture
 from laconic.errors import RecipeError, UsageError
 from laconic.metrics import cosine
 from laconic.models.checkpoint import Checkpoint
-from laconic.models.signature import call, probe_module
+from laconic.models.signature import call
 from laconic.models.source_loading import load_source
 from laconic.recipes.recipe import Recipe
-from laconic.tasks.tensors import Tensors
-
-HERE = Path(__file__).parent
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
 
 
 def seen_by(layer, inputs):
@@ -48,24 +35,6 @@ def seen_by(layer, inputs):
     found: dict[str, Moments] = {}
     add_inputs(found, "it", flatten_inputs(layer, inputs))
     return found["it"]
-
-
-def checkpoint_of(module):
-    """A checkpoint of a module that is here already."""
-    return Checkpoint.of(
-        module.eval(),
-        Tensors(module.inputs),
-        outputs=probe_module(module, module.inputs),
-        source={"kind": "builder", "builder": "nobody:knows", "arguments": {}},
-        size=0,
-    )
-
-
-def opened(folder, builder="ResidualNet", **arguments):
-    """A checkpoint that can be saved: random weights in a file, and what builds the module."""
-    path = folder / "model.safetensors"
-    save_file(models.randomize(getattr(models, builder)(**arguments)).state_dict(), path)
-    return load_source(path, builder=f"models:{builder}", arguments=arguments, trust=True)
 
 
 KINDS = ["low-rank", "spatial", "separable", "grouped", "bottleneck"]
@@ -189,13 +158,15 @@ def candidate(path, energies, step=1):
     return RankTradeoff(path, found, parameters=100, per_rank=20, highest=4, step=step)
 
 
-def test_the_lowest_rank_that_holds_the_energy_is_taken():
+def test_the_lowest_rank_that_holds_the_energy_is_taken_and_a_budget_takes_from_the_layer_that_loses_least():
     one = candidate("a", [8.0, 1.0, 0.6, 0.4])
     assert select_by_energy([one], 0.8) == {"a": 1}
     assert select_by_energy([one], 0.9) == {"a": 2}
     assert select_by_energy([one], 0.91) == {"a": 3}
     assert select_by_energy([candidate("a", [8.0, 1.0, 0.6, 0.4], step=2)], 0.91) == {"a": 4}
     assert select_by_energy([candidate("a", [1.0] * 8)], 0.9) == {}, "a rank that saves no work is none"
+    steep, flat = candidate("steep", [100.0, 0.1, 0.1, 0.1, 0.1]), candidate("flat", [1.0] * 5)
+    assert select_by_budget([steep, flat], 0.6) == {"steep": 1}
 
 
 @settings(max_examples=60, derandomize=True)
@@ -208,11 +179,6 @@ def test_a_budget_is_kept_where_it_can_be(layers, keep):
     ranks = select_by_budget(found, keep)
     left = sum(ranks[each.path] * each.per_rank if each.path in ranks else each.parameters for each in found)
     assert left <= keep * sum(each.parameters for each in found)
-
-
-def test_a_budget_takes_from_the_layer_that_loses_least():
-    steep, flat = candidate("steep", [100.0, 0.1, 0.1, 0.1, 0.1]), candidate("flat", [1.0] * 5)
-    assert select_by_budget([steep, flat], 0.6) == {"steep": 1}
 
 
 # Stages
@@ -277,25 +243,6 @@ def test_linear_layers_of_transformers_are_taken_apart(save, tmp_path):
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
-def test_a_fresh_process_loads_the_same_bits(tmp_path):
-    checkpoint = opened(tmp_path)
-    context = contexts.torch_context(checkpoint, tmp_path)
-    smaller = STAGES["low-rank"].apply(STAGES["separable"].apply(checkpoint, context), context)
-    smaller.save(tmp_path / "saved")
-    images = np.random.default_rng(0).standard_normal((3, 3, 16, 16), np.float32)
-    np.save(tmp_path / "images.npy", images)
-    code = (
-        "import sys, numpy, torch; from pathlib import Path; from laconic.models.checkpoint import Checkpoint; "
-        "torch.set_num_threads(1); folder = Path(sys.argv[1]); "
-        "module = Checkpoint.load(folder / 'saved', trust=True).module; "
-        "numpy.save(folder / 'answers.npy', module(torch.from_numpy(numpy.load(folder / 'images.npy'))).numpy())"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(HERE)}
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, cwd=HERE.parent, env=environment)
-    with torch.no_grad():
-        assert np.array_equal(np.load(tmp_path / "answers.npy"), smaller.module(torch.from_numpy(images)).numpy())
-
-
 def test_the_same_factors_give_the_same_bytes(tmp_path):
     checkpoint = opened(tmp_path)
     for stage in (STAGES["low-rank"], STAGES["grouped"]):
@@ -319,16 +266,13 @@ def test_tied_layers_and_those_of_torchs_attention_are_left_alone():
     assert [path for path, _ in find_factorizable(models.MobileNet())] == ["stem.0", "pointwise.0", "head"]
 
 
-def test_what_saves_no_work_is_refused_by_a_sentence(tmp_path):
+def test_what_saves_no_work_and_a_name_that_no_layer_has_are_refused_by_a_sentence(tmp_path):
     checkpoint = checkpoint_of(models.randomize(models.Perceptron([4, 8, 3])))
     context = contexts.torch_context(checkpoint, tmp_path)
     with pytest.raises(UsageError, match=r"none of 2 layers.*energy: 0\.99"):
         LowRank().apply(checkpoint, context)
     with pytest.raises(UsageError, match=r"none of the convolutions \[\]"):
         Convolution().apply(checkpoint, context)
-
-
-def test_layers_are_named_or_refused(tmp_path):
     checkpoint = opened(tmp_path)
     context = contexts.torch_context(checkpoint, tmp_path)
     smaller = LowRank(energy=0.3, round_to=1, layers=("bod*",)).apply(checkpoint, context)
@@ -349,7 +293,3 @@ def test_layers_are_named_or_refused(tmp_path):
 def test_settings_that_make_no_sense_are_refused(stage, said):
     with pytest.raises(RecipeError, match=said):
         Recipe.parse({"source": "m", "stages": [stage]})
-
-
-def test_a_layer_says_what_it_makes_of_how_many():
-    assert weight_matrix(nn.Conv2d(4, 8, (3, 2))).shape == (8, 24)

@@ -182,12 +182,9 @@ def test_a_file_takes_little_memory_however_it_is_made(write, suffix, said, tmp_
     assert taken < MEGABYTES
 
 
-def test_an_npz_of_ordinary_data_is_read_however_well_it_compresses(tmp_path):
+def test_an_npz_of_ordinary_data_is_read_and_one_that_lies_about_sizes_is_refused(tmp_path):
     np.savez_compressed(tmp_path / "zeros.npz", x=np.zeros((10, 2**20), np.uint8))
     assert load_arrays(tmp_path / "zeros.npz")["x"].shape == (10, 2**20)
-
-
-def test_an_npz_whose_directory_lies_about_sizes_is_refused(tmp_path):
     path = tmp_path / "liar.npz"
     np.savez_compressed(path, x=np.zeros((2**25,), np.uint8))
     content = path.read_bytes()
@@ -279,14 +276,11 @@ def killed(tmp_path):
     return out
 
 
-def test_a_reader_is_told_where_the_earlier_artifact_is(killed):
+def test_what_a_killed_run_moved_aside_is_named_to_readers_and_put_back_by_the_next_run(killed, tmp_path):
     (found,) = find_replaced(killed)
     with pytest.raises(ArtifactError, match=r"a run that was killed left the earlier artifact in") as caught:
         Artifact.load(killed)
     assert str(found) in str(caught.value)
-
-
-def test_the_next_run_puts_back_what_a_killed_one_moved_aside(killed, tmp_path):
     with open_scratch_folder(killed):
         assert (killed / "manifest.json").read_text() == "earlier"
     assert find_replaced(killed) == []

@@ -18,8 +18,6 @@ RARE = (INPUTS[:, 0] > 1.9).astype("int64")
 """Of 1, one sample in thirty."""
 CLASSES = (INPUTS @ np.random.default_rng(1).normal(size=(16, 10))).argmax(axis=1)
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class Net(nn.Sequential):
     def __init__(self, outputs):

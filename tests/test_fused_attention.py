@@ -115,17 +115,6 @@ def test_both_products_are_audited_as_the_kernel_that_computes_them(shared, tmp_
         assert (kernels[name].kind, kernels[name].precision) == ("MultiHeadAttention", "float32")
 
 
-def test_a_row_of_a_batch_gets_what_it_gets_alone(shared, tmp_path):
-    checkpoint, graph = captured.open_captured(shared, "bert")
-    place_float(graph, tmp_path / "model.onnx")
-    given = masked(checkpoint, 4, 12)
-    with OnnxRuntime().open(tmp_path / "model.onnx") as session:
-        whole = session.run(given)
-        for row in range(4):
-            alone = session.run({name: array[row : row + 1] for name, array in given.items()})
-            close(alone, {name: array[row : row + 1] for name, array in whole.items()})
-
-
 def attention_graph(factor, *, mask, heads=2, width=4, also=""):
     """Attention of an input with itself. factor: of the queries. mask: its shape, without the batch if that is free.
     also: a second output."""

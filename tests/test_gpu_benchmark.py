@@ -69,7 +69,7 @@ def test_a_dry_run_measures_every_model_way_and_precision_or_says_why_not(dry):
     assert "FP8 needs compute capability 8.9, the device has none, being a CPU" in reasons
 
 
-def test_a_dry_run_says_that_nothing_ran_on_a_gpu(dry):
+def test_a_dry_run_says_that_nothing_ran_on_a_gpu_and_predicted_memory_stands_beside_the_measured_one(dry):
     shown, written, results = dry
     assert shown.strip() == written.strip()
     assert "A dry run on the CPU" in written
@@ -78,9 +78,6 @@ def test_a_dry_run_says_that_nothing_ran_on_a_gpu(dry):
     table = [line for line in written.splitlines() if line.startswith("| tiny ")]
     assert len(table) == len(results["rows"])
     assert all("by reference execution" in line for line in table if "TensorRT" in line or "ONNX" in line)
-
-
-def test_predicted_memory_stands_beside_the_measured_one(dry):
     _, written, results = dry
     assert len(results["training"]) == 3
     for row in results["training"]:
@@ -104,15 +101,12 @@ def test_what_cannot_be_imported_is_named_and_the_rest_is_measured(tmp_path):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_so_in_a_sentence(tmp_path):
+def test_without_a_gpu_or_pytorch_it_says_so_in_a_sentence(tmp_path):
     done = run("--out", tmp_path / "out")
     assert done.returncode == 3
     assert done.stderr.startswith("No NVIDIA GPU")
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()
-
-
-def test_without_pytorch_it_says_so_in_a_sentence():
     done = run("--dry-run", blocked=("torch",))
     assert done.returncode == 3
     assert "PyTorch cannot be imported" in done.stderr
@@ -222,19 +216,13 @@ def test_memory_energy_and_share_are_those_of_each_way():
         assert row.share == pytest.approx(run.flops * row.batch / row.seconds / find_peak("NVIDIA H100 PCIe", "FP32"))
 
 
-def test_without_its_reference_a_model_is_left_out():
+def test_what_has_no_reference_or_time_is_left_out_and_outputs_that_are_not_finite_show_as_such():
     run = measure([RuntimeError("no"), Echo()])
     assert run.rows == []
     assert {each.reason for each in run.left} == {"RuntimeError: no", "its reference did not run"}
-
-
-def test_what_does_not_fit_into_the_time_is_named():
     run = measure([Echo(), Echo()], seconds=-1)
     assert run.rows == []
     assert "no time left (--minutes)" in {each.reason for each in run.left}
-
-
-def test_outputs_that_are_not_finite_show_as_such():
     from gpu_results import format_row
 
     run = measure([Echo(), Echo(np.inf)], batches=(1,))
@@ -294,7 +282,7 @@ def test_the_environment_has_the_packages_of_its_python_and_the_checkout(tmp_pat
     assert shown == [str(HOME / "laconic" / "__init__.py"), importlib.metadata.version("torch")]
 
 
-def test_the_report_of_the_tests_is_read(tmp_path):
+def test_the_report_of_the_tests_is_read_and_those_that_do_not_end_have_not_succeeded(tmp_path):
     from gpu_tests import read_report
 
     (tmp_path / "tests.xml").write_text(
@@ -309,9 +297,6 @@ def test_the_report_of_the_tests_is_read(tmp_path):
     assert found.describe().splitlines()[0] == "1 passed, 2 failed, 1 skipped."
     assert "- 1 skipped: no TensorRT" in found.describe()
     assert not found.succeeded
-
-
-def test_tests_that_do_not_end_have_not_succeeded(tmp_path):
     from gpu_tests import TestRun, run_gpu_tests
 
     found = run_gpu_tests(tmp_path, 0.01)

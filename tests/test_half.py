@@ -110,7 +110,7 @@ def test_bounds_that_are_no_sizes_in_order_are_left_out(value):
     assert read_axis_bounds({f"{AXIS_PROPERTY}seq": value}, [GraphInput("ids", ("batch", "seq"))]) == {}
 
 
-def test_onnxruntime_on_gpus_gets_fp16_where_int8_was_planned(zoo, tmp_path):
+def test_where_int8_was_planned_onnxruntime_on_gpus_gets_fp16_and_openvino_refuses_fp8(zoo, tmp_path):
     _, graph, ranges = zoo("bert")
     option = EngineOption("onnxruntime-cuda", "float16", reference=True)
     plan = option.adapt(graph, plan_of(graph, ranges, "int8"))
@@ -118,9 +118,6 @@ def test_onnxruntime_on_gpus_gets_fp16_where_int8_was_planned(zoo, tmp_path):
     path = tmp_path / "model.onnx"
     option.build(graph, plan, path)
     assert not {"QuantizeLinear", "DequantizeLinear"} & {node.op_type for node in onnx.load(path).graph.node}
-
-
-def test_fp8_is_refused_for_an_engine_without_it(zoo, tmp_path):
     _, graph, ranges = zoo("bert")
     with pytest.raises(UnsupportedPrecision, match="--target tensorrt"):
         EngineOption("openvino", "float32").build(graph, plan_of(graph, ranges, "float8"), tmp_path / "model.onnx")

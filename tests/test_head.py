@@ -1,7 +1,6 @@
 """A model learns labels that it never had: a new head of the right size, everything else as it was."""
 
 import json
-import logging
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -11,7 +10,6 @@ import pytest
 import torch
 import transformers
 
-from laconic import NOISE
 from laconic.errors import DataError, SourceError
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.source_loading import load_source
@@ -20,11 +18,6 @@ from train.finetune.head import labels_of, open_for, with_labels
 from train.settings import TrainingRecipe
 
 LABELS = ["red", "green", "blue", "green", "black"]
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
 
 
 def save_resnet(folder):
@@ -210,10 +203,3 @@ def test_a_command_prints_nothing_of_what_torchao_has_to_say():
     code = "import laconic.cli; import torchao"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("", "")
-
-
-def test_only_known_chatter_is_left_out(caplog):
-    for name, begins in NOISE.items():
-        logging.getLogger(name).warning(f"{begins}...")
-        logging.getLogger(name).warning("something else")
-    assert [record.message for record in caplog.records] == ["something else"] * 2

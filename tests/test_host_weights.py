@@ -7,40 +7,18 @@ import pytest
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
-from trainable_models import MODELS, build, gpt2, learn, llama, make_state, texts
+from trainable_models import MODELS, assert_same, build, gpt2, learn, make_state, texts, trace_courses, trained
 
 from laconic.errors import RecipeError
 from train.memory.host_weights import HostWeights
 from train.memory.layerwise import Layerwise
 from train.offload.memory_accounting import CATEGORIES
 from train.offload.weight_provider import add_in_place
-from train.planner.simulate import fakify, simulate, trace_memory
+from train.planner.simulate import trace_memory
 from train.step.compatibility import check_compatibility
 from train.step.train_step import train_step
 
 EXACT = [HostWeights(dtype="fp32"), Layerwise()]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def trained(make, batch, techniques=(), rows=None):
-    """Losses, and the weights learned."""
-    state = make_state(build(make), techniques, rows)
-    losses = learn(state, batch)
-    return losses, state.finish().state_dict()
-
-
-def assert_same(found, wanted):
-    assert found[0] == pytest.approx(wanted[0], abs=1e-5)
-    assert list(found[1]) == list(wanted[1])
-    for name, weight in wanted[1].items():
-        torch.testing.assert_close(found[1][name], weight, atol=1e-3, rtol=0)
 
 
 @pytest.mark.parametrize("layers", [{}, {"rows": 1, "snapshots": 2}, {"rows": 3, "snapshots_on": "host"}], ids=str)
@@ -51,12 +29,17 @@ def test_in_fp32_losses_and_weights_are_those_of_plain_training(model, layers):
     assert_same(trained(make, batch(), techniques), trained(make, batch()))
 
 
-def test_gradients_of_several_micro_batches_add_up_on_the_host():
+def test_micro_batches_dropout_and_frozen_weights_are_as_in_plain_training():
     assert_same(trained(gpt2, texts(), EXACT, rows=1), trained(gpt2, texts(), rows=1))
-
-
-def test_dropout_draws_the_same_numbers_as_plain_training():
     make = partial(gpt2, dropout=0.3)
+    assert_same(trained(make, texts(), EXACT), trained(make, texts()))
+
+    def make():
+        model = gpt2()
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_("h.1" in name or "wpe" in name)
+        return model
+
     assert_same(trained(make, texts(), EXACT), trained(make, texts()))
 
 
@@ -90,13 +73,7 @@ def test_in_bf16_losses_are_those_of_mixed_precision_with_float32_masters(model)
     assert {weight.dtype for weight in weights.values()} == {torch.float32}
 
 
-def test_parts_of_a_batch_add_up_in_float32():
-    whole, _ = trained(llama, texts(), [HostWeights(), Layerwise()])
-    parts, _ = trained(llama, texts(), [HostWeights(), Layerwise(rows=1)])
-    assert parts == pytest.approx(whole, abs=0.02)
-
-
-def test_weights_keep_their_names_and_are_float32_at_any_time():
+def test_weights_are_float32_at_any_time_and_evaluation_sees_what_was_learned():
     state = make_state(build(gpt2), [HostWeights(), Layerwise()])
     before = {name: weight.clone() for name, weight in state.weights().items()}
     assert list(before) == list(build(gpt2).state_dict())
@@ -106,6 +83,12 @@ def test_weights_keep_their_names_and_are_float32_at_any_time():
     assert all(
         not torch.equal(before[name], after[name]) for name in ("transformer.wte.weight", "transformer.ln_f.bias")
     )
+    state = make_state(build(gpt2), EXACT)
+    learn(state, texts(), steps=2)
+    with torch.no_grad(), state.forward_context():
+        during = float(state.loss_module(texts()))
+    with torch.no_grad():
+        assert during == pytest.approx(float(state.objective.loss(state.finish(), texts())), abs=1e-4)
 
 
 def test_the_state_of_the_optimizer_goes_into_plain_training_and_back():
@@ -116,25 +99,6 @@ def test_the_state_of_the_optimizer_goes_into_plain_training_and_back():
     plain.optimizer.load_state_dict(copy.deepcopy(host.optimizer.state_dict()))
     assert learn(plain, texts(), steps=2) == pytest.approx(learn(host, texts(), steps=2), abs=1e-5)
     assert host.optimizer.state_dict().keys() == plain.optimizer.state_dict().keys()
-
-
-def test_evaluation_sees_what_was_learned():
-    state = make_state(build(gpt2), EXACT)
-    learn(state, texts(), steps=2)
-    with torch.no_grad(), state.forward_context():
-        during = float(state.loss_module(texts()))
-    with torch.no_grad():
-        assert during == pytest.approx(float(state.objective.loss(state.finish(), texts())), abs=1e-4)
-
-
-def test_what_is_frozen_stays_and_has_no_gradient():
-    def make():
-        model = gpt2()
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_("h.1" in name or "wpe" in name)
-        return model
-
-    assert_same(trained(make, texts(), EXACT), trained(make, texts()))
 
 
 def test_undone_the_module_is_plain_again():
@@ -150,24 +114,10 @@ def test_undone_the_module_is_plain_again():
     assert learn(make_state(model), texts(), steps=1)[0] < 4.2
 
 
-def courses(make, batch, techniques):
-    """Simulated, and watched on real tensors."""
-    module = build(make)
-    twin = copy.deepcopy(module)
-
-    def fake():
-        return make_state(fakify(twin), techniques), {name: torch.empty_like(each) for name, each in batch.items()}
-
-    def real():
-        return make_state(module, techniques), {name: each.clone() for name, each in batch.items()}
-
-    return simulate(fake), trace_memory(real, torch.device("cpu"))
-
-
 @pytest.mark.parametrize("model", ["gpt2", "llama"])
 def test_the_simulated_peaks_are_those_of_real_tensors(model):
     make, batch = MODELS[model]
-    found, watched = courses(make, batch(), [HostWeights(), Layerwise(rows=2, snapshots_on="host")])
+    found, watched = trace_courses(make, batch(), [HostWeights(), Layerwise(rows=2, snapshots_on="host")])
     assert found.peak() == pytest.approx(watched.peak(), rel=0.01)
     assert found.host.max() == pytest.approx(watched.host.max(), rel=0.01)
 

@@ -36,10 +36,15 @@ def test_hooks_see_and_replace_inputs_and_outputs_and_are_removed_after_an_error
     assert not module[0]._forward_pre_hooks
 
 
-def test_a_pattern_that_matches_nothing_is_refused_with_the_nearest_name():
+def test_a_pattern_that_matches_nothing_is_refused_and_a_weight_is_written_in_the_layers_own_layout():
     assert match_patterns(["body.0", "body.1", "head"], ["body.*"], "keep") == {"body.0", "body.1"}
     with pytest.raises(RecipeError, match=r"keep: no layer is named 'haed'\. Did you mean 'head'"):
         match_patterns(["body.0", "head"], ["haed"], "keep")
+    layer = nn.Conv2d(2, 3, 2).to(memory_format=torch.channels_last)
+    matrix = torch.arange(24.0).view(3, 8)
+    write_weight(layer, matrix, torch.ones(3))
+    assert torch.equal(layer.weight, matrix.view(3, 2, 2, 2))
+    assert torch.equal(layer.bias, torch.ones(3))
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -71,11 +76,3 @@ def test_a_refitted_layer_has_the_weight_of_ridge_regression(bias):
     assert torch.allclose(layer.weight.double(), expected, atol=1e-3)
     if bias:
         assert torch.allclose(layer.bias.double(), means[1] - expected @ means[0], atol=1e-3)
-
-
-def test_a_weight_is_written_in_the_layers_own_layout():
-    layer = nn.Conv2d(2, 3, 2).to(memory_format=torch.channels_last)
-    matrix = torch.arange(24.0).view(3, 8)
-    write_weight(layer, matrix, torch.ones(3))
-    assert torch.equal(layer.weight, matrix.view(3, 2, 2, 2))
-    assert torch.equal(layer.bias, torch.ones(3))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from laconic.registry import EXTRAS, PACKAGES, TASKS
+from laconic.registry import EXTRAS, PACKAGES
 
 HOME = Path(__file__).parents[1]
 OWN = PACKAGES
@@ -87,6 +87,12 @@ def is_type_checking(node):
 
 
 @cache
+def parse(module):
+    """The syntax tree of a module."""
+    return ast.parse(MODULES[module].read_text(encoding="utf-8"))
+
+
+@cache
 def imports(module):
     """(name, inside a function) of each import that runs."""
     found = []
@@ -98,8 +104,11 @@ def imports(module):
             elif not is_type_checking(child):
                 walk(child, inside or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)))
 
-    walk(ast.parse(MODULES[module].read_text(encoding="utf-8")), False)
+    walk(parse(module), False)
     return found
+
+
+ADDRESS = re.compile(rf"({'|'.join(OWN)})(\.\w+)+:\w")
 
 
 def package(name):
@@ -118,43 +127,25 @@ def reached(module):
     return seen
 
 
-each_module = pytest.mark.parametrize("module", MODULES)
+def test_imports_between_the_packages_follow_the_layers():
+    for module in MODULES:
+        names = {package(name) for name, _ in imports(module) if package(name) in OWN}
+        assert module.startswith(COMPOSITION_ROOT) or names <= MAY_IMPORT[package(module)], module
 
 
-@each_module
-def test_imports_between_the_packages_follow_the_layers(module):
-    if module.startswith(COMPOSITION_ROOT):
-        return
-    found = {package(name) for name, _ in imports(module) if package(name) in OWN}
-    assert found <= MAY_IMPORT[package(module)]
+def test_imports_inside_functions_are_of_optional_engines_or_in_the_commands():
+    for module in MODULES:
+        lazy = {package(name) for name, inside in imports(module) if inside}
+        allowed = set(EXTRAS) | (set(OWN) if module.rpartition(".")[0] in LAZY[:1] or module in LAZY else set())
+        assert lazy <= allowed, f"{module} imports {lazy - allowed} inside a function"
 
 
-@each_module
-def test_imports_inside_functions_are_of_optional_engines_or_in_the_commands(module):
-    lazy = {package(name) for name, inside in imports(module) if inside}
-    allowed = set(EXTRAS) | (set(OWN) if module.rpartition(".")[0] in LAZY[:1] or module in LAZY else set())
-    assert lazy <= allowed, f"{module} imports {lazy - allowed} inside a function"
-
-
-@each_module
-def test_no_code_of_ours_is_called_through_a_string(module):
+def test_no_code_of_ours_is_called_through_a_string():
     """A registry name is what a user writes; an address of our own modules stands in registry.py alone."""
-    if module == "laconic.registry":
-        return
-    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
-    strings = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-    assert [text for text in strings if re.match(rf"({'|'.join(OWN)})(\.\w+)+:\w", text)] == []
-
-
-@each_module
-def test_no_task_is_told_by_its_name_outside_its_own_module(module):
-    """What differs between tasks is a method or an attribute of theirs: no other module compares their names."""
-    if module.startswith("laconic.tasks"):
-        return
-    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
-    asked = [node for node in ast.walk(tree) if isinstance(node, (ast.Compare, ast.MatchValue))]
-    constants = [each.value for node in asked for each in ast.walk(node) if isinstance(each, ast.Constant)]
-    assert set(TASKS) & {value for value in constants if isinstance(value, str)} == set()
+    for module in set(MODULES) - {"laconic.registry"}:
+        constants = [node.value for node in ast.walk(parse(module)) if isinstance(node, ast.Constant)]
+        addresses = [text for text in constants if isinstance(text, str) and ADDRESS.match(text)]
+        assert addresses == [], module
 
 
 def sorted_or_cycle(graph):
@@ -167,7 +158,7 @@ def sorted_or_cycle(graph):
 
 def edges(module):
     """The modules of ours that a module imports anywhere, also for type checking alone."""
-    nodes = ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8")))
+    nodes = ast.walk(parse(module))
     names = {name for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom)) for name in names_in(node)}
     return {name for name in names if name in MODULES} - {module}
 
@@ -179,8 +170,13 @@ def folder(module):
     return module if MODULES[module].name == "__init__.py" else module.rpartition(".")[0]
 
 
-def test_there_is_no_import_cycle_between_modules():
+def test_there_is_no_import_cycle_between_modules_or_packages():
     sorted_or_cycle({module: edges(module) for module in MODULES})
+    graph = {}
+    for module in MODULES:
+        others = {folder(name) for name in edges(module) if name != "laconic"}
+        graph.setdefault(folder(module), set()).update(others - {folder(module)})
+    sorted_or_cycle(graph)
 
 
 LONGEST_CHAIN = 13
@@ -194,14 +190,6 @@ def test_no_chain_of_imports_is_longer_than_the_limit():
         chains[module] = (module, *max((chains[name] for name in graph[module]), key=len, default=()))
     longest = max(chains.values(), key=len)
     assert len(longest) <= LONGEST_CHAIN, f"{len(longest)} modules in a row: {' -> '.join(longest)}"
-
-
-def test_there_is_no_import_cycle_between_packages():
-    graph = {}
-    for module in MODULES:
-        others = {folder(name) for name in edges(module) if name != "laconic"}
-        graph.setdefault(folder(module), set()).update(others - {folder(module)})
-    sorted_or_cycle(graph)
 
 
 @pytest.mark.parametrize("home", ["laconic", "train"])
@@ -224,13 +212,18 @@ def test_the_root_of_the_core_holds_about_a_dozen_modules():
     assert len(list((HOME / "laconic").glob("*.py"))) <= 15
 
 
-def test_a_class_name_means_one_thing():
+def test_a_class_name_means_one_thing_and_a_module_name_is_not_repeated_in_another_package():
     found = {}
-    for module, path in MODULES.items():
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for module in MODULES:
+        for node in parse(module).body:
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, []).append(module)
     assert {name: modules for name, modules in found.items() if len(modules) > 1} == {}
+    found = {}
+    for module, path in MODULES.items():
+        if path.name != "__init__.py":
+            found.setdefault(path.stem, []).append(module)
+    assert {name: modules for name, modules in found.items() if len(modules) > 1 and name not in SAME_NAME} == {}
 
 
 SAME_NAME: dict[str, str] = {
@@ -240,27 +233,14 @@ SAME_NAME: dict[str, str] = {
 """File names that stand in two packages, each with the reason."""
 
 
-def test_a_module_name_is_not_repeated_in_another_package():
-    found = {}
-    for module, path in MODULES.items():
-        if path.name != "__init__.py":
-            found.setdefault(path.stem, []).append(module)
-    assert {name: modules for name, modules in found.items() if len(modules) > 1 and name not in SAME_NAME} == {}
-
-
-@pytest.mark.parametrize(
-    "module", [name for name in MODULES if any(name == light or name.startswith(f"{light}.") for light in LIGHT)]
-)
-def test_the_light_half_brings_nothing_heavy(module):
-    for name in reached(module):
+def test_the_light_half_brings_nothing_heavy_and_the_server_never_knows_torch_or_onnx():
+    light = [name for name in MODULES if any(name == each or name.startswith(f"{each}.") for each in LIGHT)]
+    for module, name in ((each, name) for each in light for name in reached(each)):
         # A format of files is loaded when such a file is read.
         heavy = {each for each, inside in imports(name) if not inside and {each, package(each)} & HEAVY}
         assert not heavy, f"{module} brings {heavy} through {name}"
-
-
-@pytest.mark.parametrize("module", [name for name in MODULES if package(name) == "serve"])
-def test_the_server_never_knows_torch_or_onnx(module):
-    assert not {package(name) for name, _ in imports(module)} & {"torch", "transformers", "onnx"}
+    for module in (name for name in MODULES if package(name) == "serve"):
+        assert not {package(name) for name, _ in imports(module)} & {"torch", "transformers", "onnx"}, module
 
 
 PARTS = (
@@ -279,22 +259,19 @@ MEMBERS = 16
 
 def list_members(module, name):
     """The public attributes and methods that a class itself declares."""
-    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    tree = parse(module)
     (node,) = (each for each in tree.body if isinstance(each, ast.ClassDef) and each.name == name)
     attributes = [each.target.id for each in node.body if isinstance(each, ast.AnnAssign)]
     return [*attributes, *(each.name for each in node.body if isinstance(each, ast.FunctionDef))]
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_no_part_of_a_task_has_more_members_than_can_be_read_at_one_go(part):
-    assert 0 < len(list_members(*split_part(part))) <= MEMBERS
+def test_no_part_of_a_task_has_more_members_than_can_be_read_at_one_go():
+    for part in PARTS:
+        assert 0 < len(list_members(*split_part(part))) <= MEMBERS, part
 
 
-def test_a_task_is_its_parts_and_nothing_more():
+def test_a_task_is_its_parts_of_which_a_server_knows_what_it_asks():
     assert list_members("laconic.tasks.task", "Task") == []
-
-
-def test_a_server_knows_no_part_of_a_task_but_what_it_asks():
     allowed = {"laconic.tasks.processing"}
     named = {name for module in MODULES if package(module) == "serve" for name in edges(module)}
     assert {name for name in named if name.startswith("laconic.tasks.")} <= allowed
@@ -353,17 +330,16 @@ def declared(*extras):
     }
 
 
-@each_module
-def test_every_package_that_is_imported_is_declared(module):
-    third = {package(name) for name, _ in imports(module)} - set(OWN) - set(sys.stdlib_module_names)
-    names = {DISTRIBUTIONS.get(name, name).lower().replace("-", "_") for name in third}
-    extras = {"serve": ("serve", "otel")}.get(package(module), ("cpu", "serve", "compress", "train", "ray", "tensorrt"))
-    if package(module) == "serve":
-        names -= {"starlette", "pydantic_core"}  # FastAPI is built on them
-    assert names <= declared(*extras)
+def test_every_package_that_is_imported_is_declared():
+    everywhere = declared("cpu", "serve", "compress", "train", "ray", "tensorrt")
+    server = declared("serve", "otel") | {"starlette", "pydantic_core"}  # FastAPI is built on these two
+    for module in MODULES:
+        third = {package(name) for name, _ in imports(module)} - set(OWN) - set(sys.stdlib_module_names)
+        names = {DISTRIBUTIONS.get(name, name).lower().replace("-", "_") for name in third}
+        assert names <= (server if package(module) == "serve" else everywhere), module
 
 
-def test_the_base_install_is_enough_for_the_command_line():
+def test_the_base_install_is_enough_for_the_command_line_and_every_package_is_declared_to_setuptools():
     third = {
         package(name)
         for module in reached("laconic.commands.command_line") | reached("laconic.cli")
@@ -372,9 +348,6 @@ def test_the_base_install_is_enough_for_the_command_line():
     }
     third -= set(OWN) | set(sys.stdlib_module_names)
     assert {DISTRIBUTIONS.get(name, name).lower() for name in third} <= declared()
-
-
-def test_every_package_is_declared_to_setuptools():
     tool = tomllib.loads((HOME / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
     assert sorted(tool["setuptools"]["packages"]) == sorted({module_of(path.parent / "__init__.py") for path in FILES})
 
@@ -384,10 +357,8 @@ DOCUMENTED = {"torch.cuda.memory._record_memory_history", "torch.cuda.memory._du
 """What torch documents for its users under a name with an underscore, having no other."""
 
 
-@pytest.mark.parametrize("module", sorted(set(MODULES) - {"train.planner.simulate"}))
-def test_private_names_of_torch_stay_in_one_file(module):
-    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
-    named = {name for name, _ in imports(module)}
-    used = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    found = {name for name in named | used if PRIVATE.fullmatch(name)}
-    assert found - DOCUMENTED - {name for name in found if name.startswith("torch.ops.")} == set()
+def test_private_names_of_torch_stay_in_one_file():
+    for module in set(MODULES) - {"train.planner.simulate"}:
+        used = {ast.unparse(node) for node in ast.walk(parse(module)) if isinstance(node, ast.Attribute)}
+        private = {name for name in used | {name for name, _ in imports(module)} if PRIVATE.fullmatch(name)}
+        assert {name for name in private - DOCUMENTED if not name.startswith("torch.ops.")} == set(), module

@@ -1,14 +1,24 @@
 """Layers run one by one: the same losses as plain training, in the memory that is predicted."""
 
-import copy
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
-from trainable_models import MODELS, SHAPE, WORDS, build, gpt2, learn, llama, make_state, texts
+from trainable_models import (
+    MODELS,
+    WORDS,
+    assert_same,
+    build,
+    gpt2,
+    learn,
+    llama,
+    make_state,
+    texts,
+    trace_courses,
+    trained,
+)
 
 from laconic.errors import RecipeError
 from train.layerwise.revolve import count_advances
@@ -17,8 +27,7 @@ from train.memory.lora import Lora
 from train.memory.mixed_precision import Bf16
 from train.memory.optimizer_in_backward import OptimizerInBackward
 from train.memory.qlora import Qlora
-from train.planner.simulate import fakify, simulate, trace_memory
-from train.step.objective import TARGETS
+from train.planner.simulate import fakify, simulate
 
 SETTINGS = [
     {},
@@ -27,28 +36,6 @@ SETTINGS = [
     {"rows": 3, "snapshots_on": "host"},
     {"snapshots": 3, "snapshots_on": "host"},
 ]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def trained(make, batch, techniques=(), rows=None, steps=5, clip=1.0):
-    """Losses, and the weights learned."""
-    state = make_state(build(make), techniques, rows)
-    losses = learn(state, batch, steps, clip)
-    return losses, state.finish().state_dict()
-
-
-def assert_same(found, wanted):
-    assert found[0] == pytest.approx(wanted[0], abs=1e-5)
-    assert list(found[1]) == list(wanted[1])
-    for name, weight in wanted[1].items():
-        torch.testing.assert_close(found[1][name], weight, atol=1e-3, rtol=0)
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
@@ -65,15 +52,6 @@ def test_dropout_draws_the_same_numbers_as_plain_training_and_leaves_the_same_to
     after = torch.rand(1)
     assert_same(trained(make, texts(), [Layerwise(snapshots=snapshots)]), plain)
     assert torch.equal(torch.rand(1), after)
-
-
-def test_operations_can_be_counted_by_hooks_on_modules():
-    make, batch = MODELS["gpt2"]
-    with FlopCounterMode(display=False) as counter:
-        found, _ = trained(make, batch(), [Layerwise(rows=1)])
-    wanted, _ = trained(make, batch())
-    assert counter.get_total_flops() > 0
-    assert found == pytest.approx(wanted, abs=1e-5)
 
 
 class ByRow(nn.Module):
@@ -105,22 +83,27 @@ def test_autocast_is_in_force_when_a_layer_runs_again(settings):
     assert found == pytest.approx(wanted, abs=0.01 if settings else 1e-5)
 
 
-def test_gradients_of_several_micro_batches_add_up():
+def test_micro_batches_add_up_and_an_optimizer_in_the_backward_pass_gets_each_gradient_once():
     assert_same(trained(gpt2, texts(), [Layerwise(rows=1, snapshots=2)], rows=2), trained(gpt2, texts(), rows=2))
-
-
-def test_an_optimizer_in_the_backward_pass_gets_each_gradient_once_and_whole():
     techniques = [Layerwise(rows=1, snapshots=2), OptimizerInBackward()]
     assert_same(trained(gpt2, texts(), techniques, clip=None), trained(gpt2, texts(), clip=None))
 
 
-def test_hooks_of_a_parameter_are_called_once_a_pass():
+def test_hooks_of_a_parameter_are_called_once_a_pass_and_layers_run_as_the_schedule_says():
     state = make_state(build(gpt2), [Layerwise(rows=1)])
     calls = []
     for name, parameter in state.module.named_parameters():
         parameter.register_post_accumulate_grad_hook(lambda _, name=name: calls.append(name))
     learn(state, texts(), steps=1)
     assert sorted(calls) == sorted(name for name, _ in state.module.named_parameters())
+    state = make_state(build(gpt2), [Layerwise(snapshots=2)])
+    runs = []
+    for layer in state.module.transformer.h:
+        layer.register_forward_hook(lambda *_: runs.append(1))
+    learn(state, texts(), steps=1)
+    steps = len(state.module.transformer.h)
+    # Once each on the way up, which the schedule counts but for the last, and once each to be taken back.
+    assert len(runs) == count_advances(steps, 2) + 1 + steps
 
 
 def frozen(learns):
@@ -183,12 +166,7 @@ def test_a_sequence_and_a_slice_of_a_list_are_run_too():
         assert_same(trained(make, texts(), [Layerwise(rows=1)]), trained(make, texts()))
 
 
-def test_a_batch_of_as_many_rows_as_tokens_is_right():
-    batch = {name: tensor[:, :4].clone() for name, tensor in texts().items()}
-    assert_same(trained(llama, batch, [Layerwise(rows=1)]), trained(llama, batch))
-
-
-def test_layers_keep_their_names_while_they_are_stacked_and_their_list_its_class_behind():
+def test_layers_keep_their_names_while_stacked_and_run_as_they_are_without_gradients():
     model = build(gpt2)
     names, cache = list(model.state_dict()), model.config.use_cache
     state = make_state(model, [Layerwise()])
@@ -199,29 +177,11 @@ def test_layers_keep_their_names_while_they_are_stacked_and_their_list_its_class
     assert type(model.transformer.h) is nn.ModuleList
     assert not hasattr(model.transformer.h, "stack_state")
     assert model.config.use_cache is cache
-
-
-def test_without_gradients_the_layers_run_as_they_are():
     model = build(gpt2)
     state = make_state(model, [Layerwise(rows=1)])
     with torch.no_grad(), state.forward_context():
         inside = state.loss_module(texts())
     assert torch.equal(inside, state.objective.loss(state.finish(), texts()))
-
-
-def peaks(make, batch, techniques):
-    """Simulated, and watched on real tensors."""
-    module = build(make)
-    twin = copy.deepcopy(module)
-
-    def fake():
-        state = make_state(fakify(twin), techniques)
-        return state, {name: torch.empty_like(tensor) for name, tensor in batch.items()}
-
-    def real():
-        return make_state(module, techniques), {name: tensor.clone() for name, tensor in batch.items()}
-
-    return simulate(fake), trace_memory(real, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -231,7 +191,7 @@ def peaks(make, batch, techniques):
 )
 def test_the_simulated_peak_is_that_of_real_tensors(model, settings):
     make, batch = MODELS[model]
-    found, watched = peaks(make, batch(), [Layerwise(**settings)])
+    found, watched = trace_courses(make, batch(), [Layerwise(**settings)])
     assert found.peak() == pytest.approx(watched.peak(), rel=0.01)
     assert found.host.max() == pytest.approx(watched.host.max(), rel=0.01)
     assert (found.host.max() > 0) == (settings.get("snapshots_on") == "host")
@@ -250,17 +210,6 @@ def test_rows_and_snapshots_each_take_from_the_peak_of_the_backward_pass():
     ways = [Layerwise(), Layerwise(rows=8), Layerwise(rows=8, snapshots=2)]
     found = [peak(), *(peak(way, OptimizerInBackward()) for way in ways)]
     assert found == sorted(set(found), reverse=True)
-
-
-def test_layers_run_as_often_as_the_schedule_says():
-    state = make_state(build(gpt2), [Layerwise(snapshots=2)])
-    runs = []
-    for layer in state.module.transformer.h:
-        layer.register_forward_hook(lambda *_: runs.append(1))
-    learn(state, texts(), steps=1)
-    steps = len(state.module.transformer.h)
-    # Once each on the way up, which the schedule counts but for the last, and once each to be taken back.
-    assert len(runs) == count_advances(steps, 2) + 1 + steps
 
 
 def between(layers, hidden):
@@ -352,19 +301,13 @@ def test_layers_that_return_more_than_their_hidden_states_are_refused():
         learn(make_state(net, [Layerwise()]), texts(), steps=1)
 
 
-def test_a_model_without_a_list_of_layers_is_refused():
+def test_a_model_without_a_list_of_layers_or_with_shared_weights_or_batch_statistics_is_refused():
     with pytest.raises(RecipeError, match="no list of repeated layers"):
         make_state(nn.Linear(2, 2), [Layerwise()])
-
-
-def test_layers_that_share_weights_are_refused():
     net = Net(loop)
     net.layers[1][0].weight = net.layers[0][0].weight
     with pytest.raises(RecipeError, match="layers share weights"):
         make_state(net, [Layerwise()])
-
-
-def test_layers_with_batch_statistics_are_refused():
     net = Net(loop)
     net.layers = nn.ModuleList([nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(12)) for _ in range(2)])
     with pytest.raises(RecipeError, match="batch normalization"):
@@ -378,8 +321,3 @@ def test_on_a_gpu_losses_are_those_of_plain_training_and_dropout_is_drawn_again(
         return learn(state, {name: tensor.cuda() for name, tensor in texts().items()})
 
     assert losses([Layerwise(snapshots=2)]) == pytest.approx(losses([]), abs=1e-4)
-
-
-def test_the_shapes_of_the_tests_are_those_of_the_models():
-    assert SHAPE["vocab_size"] == WORDS
-    assert set(texts()) == {"input_ids", TARGETS}

@@ -291,11 +291,8 @@ def test_each_way_to_spoil_a_graph_is_named_by_its_rule_alone(rule, lint):
         assert re.search(r"\. [A-Z].+[^.]$", finding.message), "a message ends with what to do"
 
 
-def test_every_rule_has_a_graph_that_it_names():
+def test_every_rule_has_a_graph_that_it_names_and_is_on_its_page():
     assert set(SPOILED) | {"residual-add"} == set(RULES)
-
-
-def test_every_rule_is_on_its_page():
     rows = re.findall(
         r"^\| `([a-z0-9-]+)` \| (error|warning|error or warning) \|", (DOCS / "tensorrt.md").read_text(), re.M
     )
@@ -338,15 +335,12 @@ def test_zeros_that_save_no_time_are_named(weight, form, words, lint):
     assert words in finding.message
 
 
-def test_a_sparse_convolution_is_seen_along_its_input_channels(lint, tmp_path):
+def test_a_sparse_convolution_is_seen_along_its_input_channels_and_dense_weights_are_not_counted(lint, tmp_path):
     net = Net(np.float16)
     weight = net.constant("conv/weight", keep_weights((256, 256, 1, 1), 1, 2).astype(np.float16))
     net.add("Conv", ["x", weight], "conv")
     assert lint(net.build(["batch", 256, 4, 4], "conv")) == []
     assert count_sparse_layers(tmp_path / "model.onnx") == SparseCount(1, 1)
-
-
-def test_dense_weights_are_not_counted_as_sparse(lint, tmp_path):
     assert lint(make_linear(keep_weights((256, 512), 0, 4))) == []
     assert count_sparse_layers(tmp_path / "model.onnx") == SparseCount(0, 1)
 
@@ -358,14 +352,11 @@ def test_an_addition_whose_shortcut_is_not_quantized_is_named(both, lint):
     assert {(finding.rule, finding.node) for finding in lint(model)} == {("residual-add", "block0/Add")}
 
 
-def test_two_convolutions_that_are_added_need_one_quantized_side(lint):
+def test_an_addition_needs_one_quantized_side_unless_it_is_in_float(lint):
     net = Net()
     quantized = net.quantize("x")
     net.add("Add", [net.conv(quantized, "one", 4), net.conv(quantized, "two", 4)], "sum")
     assert [finding.rule for finding in lint(net.build(["batch", 4, 8, 8], "sum"))] == ["residual-add"]
-
-
-def test_an_addition_in_float_is_none_of_its_business(lint):
     net = Net()
     net.add("Add", ["x", "x"], "twice")
     assert lint(net.build(["batch", 4], "twice")) == []
@@ -391,7 +382,7 @@ def test_int4_weights_stand_alone(block, lint):
     assert lint(model) == []
 
 
-def test_a_weight_that_is_quantized_beside_a_float_input_is_named_and_the_reverse(lint):
+def test_a_product_is_quantized_on_both_sides_or_on_none(lint):
     model = make_mlp()
     node(model, "fc1").input[0] = "relu0"
     (finding,) = lint(model)
@@ -402,9 +393,6 @@ def test_a_weight_that_is_quantized_beside_a_float_input_is_named_and_the_revers
     node(model, "fc1").input[1] = "float"
     (finding,) = lint(model)
     assert "the input is quantized and the weight is not" in finding.message
-
-
-def test_a_product_of_two_activations_is_quantized_on_both_sides_or_on_none(lint):
     net = Net()
     net.add("MatMul", [net.quantize("x"), net.add("Relu", ["x"], "y")], "product")
     assert [finding.rule for finding in lint(net.build(["batch", 4, 4], "product"))] == ["half-quantized"]
@@ -427,13 +415,16 @@ def test_gemm_has_its_channels_where_it_says(transposed, lint):
         assert found == ([] if axis == 1 - transposed else ["weight-axis"])
 
 
-def test_a_quantizer_without_a_zero_point_is_unsigned(lint):
+def test_a_quantizer_without_a_zero_point_is_unsigned_and_a_mask_of_one_infinity_is_a_warning(lint):
     model = make_mlp()
     for name in ("x/Q", "x/DQ"):
         del node(model, name).input[2:]
     (finding,) = lint(model)
     assert finding.rule == "quantized-type"
     assert "UINT8 (it has no zero point)" in finding.message
+    model = make_mlp()
+    write_mask(model)
+    assert [(finding.rule, finding.severity) for finding in lint(model)] == [("fp16-overflow", "warning")]
 
 
 @pytest.mark.parametrize(("opset", "rules"), [(18, {"quantization-opset", "mixed-types"}), (19, set())])
@@ -465,12 +456,6 @@ def test_nodes_inside_of_branches_are_looked_at(lint):
         ("data-dependent", "branch"),
         ("unknown-operator", "inner"),
     }
-
-
-def test_a_mask_of_one_infinity_is_a_warning(lint):
-    model = make_mlp()
-    write_mask(model)
-    assert [(finding.rule, finding.severity) for finding in lint(model)] == [("fp16-overflow", "warning")]
 
 
 @pytest.mark.parametrize(
@@ -556,7 +541,7 @@ def test_a_graph_out_of_order_is_refused(tmp_path):
         lint_tensorrt(tmp_path / "model.onnx")
 
 
-def test_the_command_lists_findings_and_exits_with_3(laconic, tmp_path):
+def test_the_command_lists_a_few_findings_of_a_rule_and_exits_with_3_unless_they_are_warnings_alone(laconic, tmp_path):
     model = make_mlp()
     node(model, "fc1").input[0] = "relu0"
     onnx.save(model, tmp_path / "model.onnx")
@@ -572,9 +557,12 @@ def test_the_command_lists_findings_and_exits_with_3(laconic, tmp_path):
         ("half-quantized", "error", "fc1")
     ]
     assert found["quantized"] == {"quantized": 1, "total": 2, "floating": ["fc1"]}
-
-
-def test_of_a_rule_that_is_broken_everywhere_a_few_findings_are_shown(laconic, tmp_path):
+    model = make_mlp()
+    drop_name(model)
+    onnx.save(model, tmp_path / "model.onnx")
+    code, out, err = laconic("lint", tmp_path / "model.onnx", "--target", "tensorrt")
+    assert (code, err) == (0, "")
+    assert "unnamed-axis" in out
     model = make_mlp((8, 16, 16, 16, 16, 4))
     for each in model.graph.initializer:
         if each.name.endswith("/zero"):
@@ -586,16 +574,7 @@ def test_of_a_rule_that_is_broken_everywhere_a_few_findings_are_shown(laconic, t
     assert len(json.loads(laconic("lint", tmp_path / "model.onnx", "--json")[1])["findings"]) == 5
 
 
-def test_the_command_exits_with_0_where_there_are_warnings_alone(laconic, tmp_path):
-    model = make_mlp()
-    drop_name(model)
-    onnx.save(model, tmp_path / "model.onnx")
-    code, out, err = laconic("lint", tmp_path / "model.onnx", "--target", "tensorrt")
-    assert (code, err) == (0, "")
-    assert "unnamed-axis" in out
-
-
-def test_of_an_artifact_the_graph_is_read(laconic, tmp_path):
+def test_of_an_artifact_the_graph_is_read_where_it_has_one(laconic, tmp_path):
     folder = write_artifact(tmp_path / "made.laconic")
     path = folder / MODEL
     onnx.save(make_mlp(), path)
@@ -605,9 +584,6 @@ def test_of_an_artifact_the_graph_is_read(laconic, tmp_path):
     code, out, err = laconic("lint", folder)
     assert (code, err) == (0, "")
     assert "2 of 2 linear layers and convolutions quantized" in out
-
-
-def test_an_artifact_without_a_graph_is_refused(laconic, tmp_path):
     code, out, err = laconic("lint", write_artifact(tmp_path / "made.laconic"))
     assert (code, out) == (2, "")
     assert "is not an ONNX file" in err

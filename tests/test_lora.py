@@ -1,7 +1,6 @@
 """Adapters learn, what is frozen stays as it was, and the merged module answers as the trained one."""
 
-import subprocess
-import sys
+import copy
 from itertools import pairwise
 from typing import ClassVar
 
@@ -14,7 +13,6 @@ from torch.utils.checkpoint import checkpoint
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from laconic.errors import RecipeError
-from laconic.models.checkpoint import Checkpoint
 from laconic.models.repeated_layers import find_layers
 from laconic.models.source_loading import load_source
 from train.memory.lora import Lora, find_head_layers, select_targets
@@ -38,11 +36,6 @@ from train.step.train_step import train_step
 from train.step.trained_modules import trainable_parameters
 
 SIZES = {"vocab_size": 40, "max_position_embeddings": 64}
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
 
 
 class Labels(Objective):
@@ -155,7 +148,8 @@ def test_merged_the_module_is_what_it_was_and_answers_as_it_was_trained(name, te
     assert not hasattr(module, "peft_config")
 
 
-def test_only_adapters_and_the_head_learn(bert):
+def test_only_adapters_and_the_head_learn_unless_the_head_is_left_out(bert):
+    fresh = copy.deepcopy(bert)
     state = make_state(bert, Lora(rank=4), Classes())
     names = {name for name, parameter in bert.named_parameters() if parameter.requires_grad}
     assert {name for name in names if "lora_" not in name} == {
@@ -167,11 +161,8 @@ def test_only_adapters_and_the_head_learn(bert):
     assert {id(parameter) for parameter in state.optimizer.state} <= {
         id(parameter) for parameter in trainable_parameters(bert)
     }
-
-
-def test_without_train_head_the_head_stays(bert):
-    make_state(bert, Lora(train_head=False), Classes())
-    assert all("lora_" in name for name, parameter in bert.named_parameters() if parameter.requires_grad)
+    make_state(fresh, Lora(train_head=False), Classes())
+    assert all("lora_" in name for name, parameter in fresh.named_parameters() if parameter.requires_grad)
 
 
 def test_projections_of_an_embedder_learn(tmp_path):
@@ -200,16 +191,13 @@ def test_a_bfloat16_base_learns_under_autocast_and_merges_in_float32(bert):
         torch.testing.assert_close(answers(state.finish(), batch), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_targets_are_the_ends_of_names():
+def test_targets_are_the_ends_of_names_and_what_follows_them_learns():
     module = llama()
     assert select_targets(module, ("q_proj", "1.mlp.up_proj")) == [
         "model.layers.0.self_attn.q_proj",
         "model.layers.1.self_attn.q_proj",
         "model.layers.1.mlp.up_proj",
     ]
-
-
-def test_targets_of_a_module_without_blocks_learn_and_so_does_what_follows_them():
     module = models.Perceptron([4, 8, 8, 3])
     names = select_targets(module, ("layers.0", "layers.1"))
     assert find_head_layers(module, names) == [module.layers[2]]
@@ -241,18 +229,6 @@ def test_adapters_learn_through_checkpointed_blocks(technique):
     assert learn(make_state(checkpointed(gpt2()), technique)) == pytest.approx(plain, abs=1e-6)
 
 
-def test_the_result_is_saved_and_opened(folder, tmp_path):
-    source = load_source(folder)
-    state = make_state(source.module, Lora(rank=4), Classes())
-    learn(state)
-    module = state.finish()
-    result = Checkpoint.of(module, source.task, outputs=source.outputs, source=source.source, size=source.size)
-    result.save(tmp_path / "tuned")
-    batch = state.objective.make_example(2, 6)
-    again = Checkpoint.load(tmp_path / "tuned").module
-    torch.testing.assert_close(answers(again, batch), answers(module, batch), atol=0, rtol=0)
-
-
 @pytest.mark.parametrize(
     ("module", "targets", "said"),
     [
@@ -274,12 +250,6 @@ def test_what_it_cannot_be_combined_with_is_said():
 
     for name in Lora.excludes:
         assert f"lora and {name} cannot be combined" in find_conflict({"lora": Lora(), name: Other()}, None)
-
-
-def test_peft_opens_quietly():
-    code = "from train.memory.lora import import_peft; import_peft()"
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def peaks(technique, width=64):
@@ -329,13 +299,6 @@ def test_each_weight_becomes_the_nearest_of_sixteen(shape):
     assert torch.equal(quantize_nf4(decoded, torch.tensor(NF4))[0], codes)
 
 
-def test_weights_of_zero_stay_zero():
-    weight = torch.zeros(2, 64)
-    assert torch.equal(
-        dequantize_nf4(*quantize_nf4(weight, torch.tensor(NF4)), pairs(), weight.shape, torch.float32), weight
-    )
-
-
 def test_scales_of_scales_are_near():
     scales = torch.rand(1000, generator=torch.Generator().manual_seed(0)) + 1
     small, units, mean = quantize_scales(scales)
@@ -363,12 +326,6 @@ def test_a_layer_of_four_bits_has_the_gradient_of_its_decoded_weights():
     (gradient,) = torch.autograd.grad(layer(x).square().sum(), x)
     weight = layer.dequantize(torch.float32)
     torch.testing.assert_close(gradient, 2 * (x @ weight.T) @ weight)
-
-
-def test_four_bits_learn_under_autocast(bert):
-    state = make_state(bert, Qlora(rank=4), Classes())
-    losses = learn(state)
-    assert losses[-1] < losses[0]
 
 
 def test_frozen_weights_of_a_cpu_stay_where_they_are(tmp_path):

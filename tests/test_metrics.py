@@ -41,18 +41,12 @@ def test_every_answer_is_like_itself(answers):
     assert softmax(answers).sum(-1) == pytest.approx(np.ones(len(answers)))
 
 
-def test_cosine_knows_opposite_and_zero_vectors():
+def test_cosine_and_overlap_and_neighbours_know_opposite_and_zero_vectors():
     a = np.array([[1.0, 0], [0, 0], [0, 0]])
     b = np.array([[-2.0, 0], [0, 0], [1, 0]])
     assert cosine(a, b).tolist() == [-1, 1, 0]
-
-
-def test_overlap_is_one_minus_the_total_variation_distance():
     a, b = np.log([[0.5, 0.5]]), np.log([[0.9, 0.1]])
     assert overlap(a, b) == pytest.approx([0.6])
-
-
-def test_a_sample_is_not_its_own_neighbour():
     vectors = np.array([[1.0, 0], [0.9, 0.1], [0, 1]])
     assert find_nearest_neighbours(vectors).tolist() == [1, 0, 1]
     assert np.diag(cosine_matrix(vectors)) == pytest.approx(np.ones(3))

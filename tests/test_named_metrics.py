@@ -6,7 +6,6 @@ import models
 import numpy as np
 import pytest
 import scipy.stats
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as theirs
@@ -100,7 +99,6 @@ class Wrong(Metric):
 
 
 def test_metrics_are_named_in_the_recipe_and_one_of_ones_own_by_address_with_trust(laconic, tmp_path, monkeypatch):
-    torch.set_num_threads(1)
     models.save_bert(tmp_path / "bert")
     rows = [{"text": f"{word} a", "label": ["no", "yes"][number % 2]} for number, word in enumerate(WORDS * 2)]
     (tmp_path / "d.jsonl").write_text("\n".join(map(json.dumps, rows)))

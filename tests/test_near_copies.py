@@ -76,7 +76,7 @@ def test_texts_that_differ_by_case_or_a_space_are_never_on_both_sides_of_a_split
     assert not (normal[0] | normal[1]) & normal[2]
 
 
-def test_a_letter_that_is_changed_makes_no_other_text_and_a_word_does(tmp_path):
+def test_a_letter_that_is_changed_or_not_read_makes_no_other_text_and_a_word_does(tmp_path):
     (text,) = sentences(1)
     words = text.split()
     other = " ".join([*words[:5], "zzzzzz", *words[6:]])
@@ -84,9 +84,6 @@ def test_a_letter_that_is_changed_makes_no_other_text_and_a_word_does(tmp_path):
     dataset = grouped(write_texts(tmp_path / "t.jsonl", [text, typo, other, *sentences(5, seed=1)]))
     assert dataset.copies[0] == dataset.copies[1]
     assert len(set(dataset.copies)) == 7
-
-
-def test_what_a_model_does_not_read_makes_no_other_text(tmp_path):
     (start,) = sentences(1)
     dataset = grouped(write_texts(tmp_path / "t.jsonl", [start + tail for tail in (" alpha", " omega" * 40, "")]))
     assert len(set(dataset.copies)) == 1, "only the first 64 letters are read"

@@ -10,7 +10,7 @@ from typing import Any
 import models
 import numpy as np
 import pytest
-import torch
+from contexts import tune
 from served import running
 
 from compress.pipeline import compress
@@ -26,10 +26,7 @@ from laconic.recipes.recipe import Recipe
 from laconic.tasks.text import WORDS, TextTask
 from laconic.tasks.tolerance import Tolerance
 from laconic.tasks.training_needs import HealingLoss
-from train.finetune.finetune import finetune
-from train.observers import ObserverSettings
 from train.planner.meta_model import open_meta_model
-from train.settings import TrainingRecipe
 
 
 class ReviewScore(TextTask):
@@ -64,7 +61,6 @@ class ReviewScore(TextTask):
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(registry.TASKS, "review-score", f"{__name__}:ReviewScore")
         yield
@@ -86,19 +82,8 @@ def home(tmp_path_factory):
 @pytest.fixture(scope="module")
 def tuned(home):
     """The model fine-tuned on the reviews, and the folder of its checkpoint."""
-    given = {
-        "batch_size": 16,
-        "steps": 12,
-        "optimizer": {"name": "adamw", "config": {"lr": 0.003}},
-        "loader": {"workers": 0},
-    }
-    recipe = TrainingRecipe.load(
-        None, source=str(home / "bert"), data={"train": str(home / "reviews.jsonl")}, task="review-score", **given
-    )
-    steps = Steps(quiet=True)
-    return finetune(
-        recipe, home / "tuned", observers=ObserverSettings(quiet=True), steps=steps, cache=Cache(home / "cache")
-    )
+    settings = {"task": "review-score", "batch_size": 16, "steps": 12}
+    return tune(home / "bert", home / "reviews.jsonl", home / "tuned", Cache(home / "cache"), **settings)
 
 
 @pytest.fixture(scope="module")
@@ -117,13 +102,10 @@ def compressed(home, tuned):
     return compress(recipe, home / "review.laconic", steps=Steps(quiet=True), cache=Cache(home / "cache"))
 
 
-def test_it_is_fine_tuned_by_its_objective_and_measured_by_its_metric(home, tuned):
+def test_it_is_fine_tuned_by_its_objective_and_planned_for_without_weights(home, tuned):
     assert tuned.after["loss"] < tuned.before["loss"]
     assert tuned.before["R2"] < tuned.after["R2"] < 1
     assert Checkpoint.load(home / "tuned").task.name == "review-score"
-
-
-def test_its_model_is_opened_without_weights_to_plan_memory_for(home):
     subject = open_meta_model(home / "bert", task="review-score")
     assert (subject.task.name, subject.longest) == ("review-score", 64)
     assert subject.objective().make_example(2, 5)["input_ids"].shape == (2, 5)
@@ -151,7 +133,7 @@ def test_it_is_served_under_its_own_field(compressed):
         assert samples["example"].keys() == {"review"}
 
 
-def test_files_are_read_under_its_own_field(tuned, tmp_path):
+def test_files_are_read_under_its_own_field_and_an_unregistered_task_is_refused(tuned, tmp_path, monkeypatch):
     (tmp_path / "t.txt").write_text("the model is fast\n")
     assert list(read(tmp_path / "t.txt", tuned.checkpoint.task).samples) == ["the model is fast"]
     (tmp_path / "t.jsonl").write_text('{"text": "the model is fast"}\n')

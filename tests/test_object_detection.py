@@ -1,6 +1,5 @@
 """Object detection: objects are those of transformers' pipeline, compared by what is found, and scored as by COCO."""
 
-import io
 import json
 import re
 from pathlib import Path
@@ -10,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from contexts import tune
+from models import png
 from PIL import Image
 from served import running
 from torch import nn
 
 from compress.pipeline import compress
 from export.capture.graph_forms import graph_forms
-from laconic.cache import Cache
 from laconic.data.reader import read
 from laconic.errors import DataError, InputError, SourceError
 from laconic.models.image_processor import measure_pixel_error, open_processor, read_preprocess
@@ -27,9 +27,6 @@ from laconic.recipes.recipe import Recipe
 from laconic.tasks import object_detection
 from laconic.tasks.detections import Detections, compare_detections, make_precision_scorer
 from laconic.tasks.task import open_task
-from train.finetune.finetune import finetune
-from train.observers import ObserverSettings
-from train.settings import TrainingRecipe
 
 QUIET = Steps(quiet=True)
 SIZES = ((48, 64), (64, 48), (50, 100))
@@ -45,11 +42,6 @@ FAMILIES = {
 A, B = [0.1, 0.1, 0.5, 0.5], [0.5, 0.5, 0.9, 0.9]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 def draw(seed: int) -> tuple[Image.Image, list[dict]]:
     """An image with a rectangle or two, each in one of the model's colours, and its objects."""
     rng = np.random.default_rng(seed)
@@ -62,12 +54,6 @@ def draw(seed: int) -> tuple[Image.Image, list[dict]]:
         box = {"xmin": x, "ymin": y, "xmax": x + wide, "ymax": y + high}
         objects.append({"label": models.COLOURS[number], "box": box})
     return Image.fromarray(pixels), objects
-
-
-def png(image: Image.Image) -> bytes:
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    return file.getvalue()
 
 
 def write_rows(folder: Path, count: int) -> Path:
@@ -97,11 +83,6 @@ def assert_same(found: list[dict], expected: list[dict]) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return models.save_detector(tmp_path_factory.mktemp("detr"), "Detr")
-
-
-@pytest.fixture
-def cache(tmp_path):
-    return Cache(tmp_path / "cache")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -140,21 +121,15 @@ def test_images_of_any_form_are_resized_as_by_transformers(family, tmp_path):
         assert measure_pixel_error(own, made, image) < 1e-5, (height, width)
 
 
-def test_processors_that_pad_to_a_size_or_score_in_another_way_are_refused(tmp_path):
+def test_processors_that_pad_or_score_otherwise_and_images_of_unfit_sizes_are_refused(tmp_path, folder):
     padded = models.save_detector(tmp_path / "padded", "Detr", pad_size={"height": 90, "width": 90})
     with pytest.raises(SourceError, match="DetrImageProcessor, whose rules Laconic does not know"):
         load_source(padded)
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": "ViTImageProcessor"}))
     with pytest.raises(SourceError, match="does not know how it makes objects"):
         read_scoring(open_processor(tmp_path))
-
-
-def test_deformable_attention_needs_inputs_of_one_size(tmp_path):
     with pytest.raises(SourceError, match=re.escape('one size, as "size": {"height": 800')):
         load_source(models.save_detector(tmp_path / "m", "DeformableDetr"))
-
-
-def test_an_image_too_narrow_for_the_model_is_refused(folder):
     with pytest.raises(InputError, match="sides of at least 32"):
         load_source(folder).task.parse(png(Image.new("RGB", (400, 20))))
 
@@ -181,7 +156,7 @@ def test_a_batch_whose_size_is_read_by_len_stays_free():
     assert "len" not in globals()
 
 
-def test_fidelity_is_of_what_both_models_find(folder):
+def test_fidelity_is_of_what_both_models_find_in_any_order(folder):
     one = as_detections((0.9, 0, A), (0.8, 1, B), (0.05, 2, A))
     assert compare_detections(one, one) == pytest.approx(1)
     assert compare_detections(one, one.pick(np.array([2, 0, 1]))) == pytest.approx(1)  # in any order
@@ -193,9 +168,6 @@ def test_fidelity_is_of_what_both_models_find(folder):
     assert halves == pytest.approx(0.5)
     assert compare_detections(as_detections((1.0, 0, A)), as_detections((1.0, 1, A))) == 0
     assert compare_detections(as_detections((1.0, 0, A)), as_detections((0.5, 0, A))) == pytest.approx(0.25)
-
-
-def test_queries_in_another_order_are_the_same_answer(folder):
     task, rng = load_source(folder).task, np.random.default_rng(0)
     outputs = {"logits": rng.random((2, 10, 4), np.float32), "boxes": rng.random((2, 10, 4), np.float32)}
     order = rng.permutation(10)
@@ -207,7 +179,7 @@ def test_queries_in_another_order_are_the_same_answer(folder):
         task.fidelity({"y": outputs["logits"]}, {"y": outputs["logits"]})
 
 
-def test_average_precision_is_that_of_coco():
+def test_average_precision_is_that_of_coco_and_of_few_objects():
     """The figure is that of pycocotools 2.0.11 for the same objects, in an image of 1,000 x 1,000 pixels."""
     rng, found, wanted = np.random.default_rng(1), [], []
     for _ in range(12):
@@ -223,9 +195,6 @@ def test_average_precision_is_that_of_coco():
     assert score(np.arange(12)) == pytest.approx(0.3519996194065286, abs=1e-12)
     twice = make_precision_scorer([*found, *found], [*wanted, *wanted])
     assert score(np.repeat(np.arange(12), 2)) == pytest.approx(twice(np.arange(24)), abs=0.002)  # of equal scores
-
-
-def test_average_precision_of_few_objects():
     wanted = [as_detections((1, 0, A), (1, 1, B))]
     assert make_precision_scorer(wanted, wanted)(np.array([0])) == pytest.approx(1)
     assert make_precision_scorer([as_detections((0.9, 0, A))], wanted)(np.array([0])) == pytest.approx(0.5)
@@ -274,10 +243,8 @@ def test_columns_that_hold_no_objects_are_refused(folder, objects, tmp_path):
 
 
 def test_it_is_trained_on_images_of_any_size_compressed_and_served(folder, cache, tmp_path):
-    given = {"batch_size": 8, "steps": 40, "optimizer": {"name": "adamw", "config": {"lr": 0.001}}}
-    rows = write_rows(tmp_path, 90)
-    recipe = TrainingRecipe.load(None, source=str(folder), data={"train": str(rows)}, loader={"workers": 0}, **given)
-    tuned = finetune(recipe, tmp_path / "tuned", observers=ObserverSettings(quiet=True), steps=QUIET, cache=cache)
+    rows = write_rows(tmp_path, 60)
+    tuned = tune(folder, rows, tmp_path / "tuned", cache, lr=0.001, batch_size=8, steps=16)
     assert tuned.after["loss"] < tuned.before["loss"]
     assert 0 <= tuned.after["mAP"] <= 1
     recipe = Recipe(source=str(folder), data=str(rows), runtimes=("onnxruntime",), goal={"fidelity": 0.9999}, stages=[])

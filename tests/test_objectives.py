@@ -35,11 +35,6 @@ SAVED = {
 X = TensorSpec(name="x", dtype="float32", shape=("batch", 4))
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     made = {}
@@ -142,7 +137,7 @@ def test_a_batch_in_parts_has_the_same_mean_and_gradient(checkpoint, name):
 # Classification and tensors
 
 
-def test_classes_are_learned_by_cross_entropy(checkpoint):
+def test_classes_are_learned_by_cross_entropy_and_other_numbers_by_their_square_where_labels_fit(checkpoint):
     found = checkpoint("text-classification")
     objective = CrossEntropy(found.task)
     batch = objective.collate(TEXTS, [0, 2, 1, 1])
@@ -151,9 +146,6 @@ def test_classes_are_learned_by_cross_entropy(checkpoint):
     torch.testing.assert_close(objective.loss(found.module, batch), expected)
     assert objective.count_terms(batch) == 4
     assert objective.count_tokens(batch) == sum(len(found.task.tokenizer.encode(text).ids) for text in TEXTS)
-
-
-def test_whole_numbers_are_classes_and_others_are_reached_by_their_square():
     objective, logits = Targets(Tensors((X,))), torch.tensor([[1.0, 2.0], [0.0, 3.0]])
     samples = [{"x": np.zeros(4, np.float32)}] * 2
     classes = objective.collate(samples, [1, 0])
@@ -164,9 +156,6 @@ def test_whole_numbers_are_classes_and_others_are_reached_by_their_square():
     assert objective.count_terms(numbers) == 2
     single = objective.collate(samples, [0.5, 1.0])
     assert objective.loss(fixed(torch.tensor([[1.5], [1.0]])), single) == pytest.approx(1)
-
-
-def test_labels_that_do_not_fit_the_answer_are_refused():
     objective, samples = Targets(Tensors((X,))), [{"x": np.zeros(4, np.float32)}] * 2
     with pytest.raises(DataError, match="a label holds 3 numbers, an answer 2"):
         objective.loss(fixed(torch.zeros(2, 2)), objective.collate(samples, [[0.5] * 3] * 2))
@@ -188,7 +177,7 @@ def test_an_example_has_labels_like_those_of_the_data():
 # Language models
 
 
-def test_each_next_token_is_a_term_and_padding_is_none(checkpoint):
+def test_each_next_token_is_a_term_and_a_label_is_the_token_that_follows(checkpoint):
     found = checkpoint("causal-lm")
     objective = NextToken.of(found.task)
     batch = objective.collate(TEXTS, None)
@@ -201,25 +190,16 @@ def test_each_next_token_is_a_term_and_padding_is_none(checkpoint):
         ids = torch.tensor([found.task.tokenizer.encode(text).ids])
         expected += found.module.model(input_ids=ids, labels=ids).loss * (ids.shape[1] - 1)
     torch.testing.assert_close(objective.loss(found.module, batch), expected)
-
-
-def test_rows_of_one_length_have_no_mask(checkpoint):
     objective = NextToken.of(checkpoint("causal-lm").task)
     batch = objective.collate(["a b", "b a"], None)
     assert batch.keys() == {"input_ids", TARGETS}
     assert objective.count_terms(batch) == 6
-
-
-def test_a_label_is_the_token_that_follows(checkpoint):
     task = checkpoint("causal-lm").task
     objective = NextToken.of(task)
     world = task.parse_label("world", "")
     batch = objective.collate(["hello", "a b"], [world, world])
     assert objective.count_terms(batch) == 3 + 4
     assert batch[TARGETS][1, -1] == batch[TARGETS][0, 2] == world
-
-
-def test_texts_of_a_token_each_have_nothing_to_foretell(checkpoint):
     task = checkpoint("causal-lm").task
     task.tokenizer.post_processor, kept = None, task.tokenizer.post_processor
     try:
@@ -269,7 +249,7 @@ def vectors(*rows):
     return normalize(torch.tensor(rows, dtype=torch.float32), dim=-1)
 
 
-def test_cosines_are_put_into_the_order_of_the_scores():
+def test_cosines_are_put_into_the_order_of_the_scores_and_equal_ones_into_none():
     objective = CoSent(artifacts.embedding_task())
     batch = objective.collate(["a", "b", "a", "c", "b", "c"], [0.9, 0.9, 0.1, 0.1, 0.1, 0.1])
     ordered = vectors([1, 0], [1, 0.1], [1, 0], [0, 1], [1, 0], [0.1, 1])
@@ -281,9 +261,6 @@ def test_cosines_are_put_into_the_order_of_the_scores():
     expected = np.log1p(sum(np.exp(20 * (cosine - cosines[0])) for cosine in cosines[1:]))
     assert high / 3 == pytest.approx(expected, rel=1e-5)
     assert low < 1e-4
-
-
-def test_equal_scores_are_in_no_order():
     objective = CoSent(artifacts.embedding_task())
     batch = objective.collate(["a", "b", "a", "c"], [0.3] * 4)
     states = vectors([1, 0], [0, 1], [1, 0], [1, 0]).requires_grad_()
@@ -292,7 +269,7 @@ def test_equal_scores_are_in_no_order():
     loss.backward()
 
 
-def test_each_text_finds_its_own_among_the_others():
+def test_each_text_finds_its_own_among_the_others_and_texts_of_a_class_come_together():
     objective = Ranking(artifacts.embedding_task())
     batch = objective.collate(["a", "b", "c", "d"], None)
     states = vectors([1, 0], [1, 0.2], [0, 1], [0.3, 1])
@@ -301,9 +278,6 @@ def test_each_text_finds_its_own_among_the_others():
     assert objective.count_terms(batch) == 2
     twins = objective.collate(["a", "b", "c", "b"], None)
     assert float(objective.loss(fixed(vectors([1, 0], [0, 1], [0, 1], [0, 1])), twins)) == 0
-
-
-def test_texts_of_a_class_come_together_and_one_alone_adds_nothing():
     objective = Contrastive(artifacts.embedding_task())
     batch = objective.collate(["a", "b", "c"], ["x", "x", "y"])
     states = vectors([1, 0], [1, 0.5], [0, 1])

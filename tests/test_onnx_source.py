@@ -128,14 +128,18 @@ def test_an_image_classifier_is_adopted_when_asked_for(tmp_path):
         import_onnx(path, tmp_path / "graph", "text-classification")
 
 
-def test_an_old_opset_is_raised_and_a_new_one_kept(tmp_path):
+def test_an_old_opset_is_raised_and_initializers_among_the_inputs_are_no_inputs(tmp_path):
     for opset, expected in ((9, 13), (13, 13), (17, 17), (21, 21)):
         path = linear(tmp_path / f"{opset}.onnx", opset=opset)
         graph = import_onnx(path, tmp_path / f"graph{opset}").graph
         assert onnx.load(graph.path).opset_import[0].version == expected
+    extra = [helper.make_tensor_value_info("w", TensorProto.FLOAT, (4, 3))]
+    path = linear(tmp_path / "m.onnx", extra=extra)
+    graph = import_onnx(path, tmp_path / "graph").graph
+    assert [spec.name for spec in graph.inputs] == ["x"]
 
 
-def test_free_axes_are_named_and_unnamed_ones_shared(tmp_path):
+def test_free_axes_are_named_and_unnamed_ones_shared_unless_they_differ(tmp_path):
     nodes = [
         helper.make_node("Add", ["x", "z"], ["s"]),
         helper.make_node("MatMul", ["s", "w"], ["y"]),
@@ -147,9 +151,6 @@ def test_free_axes_are_named_and_unnamed_ones_shared(tmp_path):
     graph = import_onnx(path, tmp_path / "graph").graph
     assert [spec.shape for spec in graph.inputs] == [("batch", "axis_1", 4)] * 2
     assert graph.outputs[0].shape == ("batch", "axis_1", 2)
-
-
-def test_unnamed_axes_that_differ_are_told_apart(tmp_path):
     nodes = [
         helper.make_node("Concat", ["x", "z"], ["s"], axis=1),
         helper.make_node("Slice", ["z", "one", "two", "one"], ["t"]),
@@ -178,13 +179,6 @@ def test_equal_weights_are_kept_once_and_shared_ones_stay_right(tmp_path):
     np.testing.assert_allclose(after, before, atol=1e-6)
     assert len(onnx.load(graph.path).graph.initializer) == 2
     assert len({layer.node for layer in graph.layers}) == 3
-
-
-def test_initializers_among_the_inputs_are_no_inputs(tmp_path):
-    extra = [helper.make_tensor_value_info("w", TensorProto.FLOAT, (4, 3))]
-    path = linear(tmp_path / "m.onnx", extra=extra)
-    graph = import_onnx(path, tmp_path / "graph").graph
-    assert [spec.name for spec in graph.inputs] == ["x"]
 
 
 def test_external_data_is_brought_in(tmp_path):

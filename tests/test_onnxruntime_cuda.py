@@ -178,16 +178,13 @@ def test_sessions_of_several_threads_do_not_share_buffers(engine, model):
         session.close()
 
 
-def test_outputs_whose_size_the_inputs_do_not_tell_are_not_bound(engine, tmp_path):
+def test_outputs_of_unknown_sizes_and_types_that_numpy_lacks_are_not_bound(engine, tmp_path):
     nodes = [helper.make_node("NonZero", ["x"], ["y"])]
     model = save(tmp_path / "model.onnx", *nodes, outputs=[("y", TensorProto.INT64, [2, "found"])])
     with engine.open(model) as session:
         for _ in range(5):
             x = np.array([[0, 1, 0], [1, 0, 1]], np.float32)
             assert session.run({"x": x})["y"].tolist() == [[0, 1, 1], [1, 0, 2]]
-
-
-def test_types_that_numpy_lacks_are_not_bound(engine, tmp_path):
     nodes = [helper.make_node("Cast", ["x"], ["y"], to=TensorProto.STRING)]
     model = save(tmp_path / "model.onnx", *nodes, outputs=[("y", TensorProto.STRING, ["batch", 3])])
     with engine.open(model) as session:
@@ -221,11 +218,14 @@ def test_all_memory_is_released(engine, model, gpu, tmp_path):
     assert gpu.blocks == {}
 
 
-def test_what_cannot_be_opened_is_refused_with_its_name(engine, tmp_path, gpu):
+def test_what_cannot_be_opened_and_the_build_for_cpus_are_refused(engine, tmp_path, gpu, imported, monkeypatch):
     (tmp_path / "broken.onnx").write_bytes(b"not a model")
     with pytest.raises(RuntimeFailure, match=r"onnxruntime refused .*broken\.onnx"):
         engine.open(tmp_path / "broken.onnx")
     assert gpu.blocks == {}
+    monkeypatch.setattr(imported, "PROVIDER", "CUDAExecutionProvider")
+    with pytest.raises(MissingPackage, match="the one for CPUs"):
+        imported.OnnxRuntimeCuda()
 
 
 def test_a_device_that_is_full_is_named(engine, model, gpu):
@@ -234,9 +234,3 @@ def test_a_device_that_is_full_is_named(engine, model, gpu):
         with pytest.raises(RuntimeFailure, match="too little room"):
             session.run(inputs(1000))
         assert session.run(inputs(1))["y"].shape == (1, 4)
-
-
-def test_the_build_for_cpus_is_refused(imported, monkeypatch):
-    monkeypatch.setattr(imported, "PROVIDER", "CUDAExecutionProvider")
-    with pytest.raises(MissingPackage, match="the one for CPUs"):
-        imported.OnnxRuntimeCuda()

@@ -71,7 +71,7 @@ def test_the_parameters_are_the_same_to_the_bit(optimizer):
     assert all(str(states[0][number]) == str(states[1][number]) for number in states[0])
 
 
-def test_no_gradient_is_left_and_never_are_two_there():
+def test_never_are_two_gradients_there_and_a_saved_state_is_taken_up_again():
     state, batch = make_state(AdamW(), OptimizerInBackward())
     together = []
 
@@ -84,9 +84,6 @@ def test_no_gradient_is_left_and_never_are_two_there():
     train_step(state, batch)
     assert together == [0, 0, 0]
     assert all(one.grad is None for one in state.module.parameters())
-
-
-def test_a_state_that_was_saved_is_taken_up_again():
     first, batch = make_state(AdamW(lr=0.01), OptimizerInBackward())
     train_step(first, batch)
     second, _ = make_state(AdamW(lr=0.01), OptimizerInBackward())
@@ -96,13 +93,6 @@ def test_a_state_that_was_saved_is_taken_up_again():
         train_step(state, batch)
     for a, b in zip(first.module.parameters(), second.module.parameters(), strict=True):
         assert torch.equal(a, b)
-
-
-def test_taken_off_the_gradient_stays():
-    state, batch = make_state(AdamW(), OptimizerInBackward())
-    state.finish()
-    state.loss_module(batch).backward()
-    assert state.module.table.weight.grad is not None
 
 
 def test_what_needs_the_whole_gradient_is_refused_with_the_reason():

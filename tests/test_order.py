@@ -111,24 +111,21 @@ def test_a_stage_that_breaks_what_another_made_names_both_and_says_what_to_do(ow
         steps("learn", "cut")
 
 
-def test_each_lossy_stage_is_healed_unless_the_next_one_trains(own):
+def test_each_lossy_stage_is_healed_unless_the_next_one_trains_or_the_recipe_says_otherwise(own, monkeypatch):
     assert steps("cut", "cut", "round") == ["cut", HEAL, "cut", HEAL, "round"]
     assert steps("cut", "learn", "round") == ["cut", "learn", "round"]
     assert steps("cut", HEAL) == ["cut", HEAL]
     assert steps("learn", "round") == ["learn", "round"]
-
-
-def test_healing_leaves_zeros_alone(own):
     assert steps("zero", "round") == ["zero", "round"]
     assert steps("cut", "zero") == ["cut", HEAL, "zero"]
-
-
-def test_healing_is_switched_off_or_set_by_the_recipe(own):
     assert steps("cut", heal=False) == ["cut"]
     recipe = Recipe.parse({"source": "m", "stages": ["cut"], "heal": {"epochs": 3}})
     assert recipe.make_stages()[1] == Heal(epochs=3)
     with pytest.raises(RecipeError, match=r"distill\.heal: unknown key 'epoch'"):
         steps("round", heal={"epoch": 3})
+    assert find_stages_to_heal([Cut(), Learn(), Cut()], Heal()) == [2]
+    monkeypatch.delitem(registry.STAGES, HEAL)
+    assert steps("cut", "round") == ["cut", "round"]
 
 
 def test_a_completed_recipe_reads_back_and_stays_as_it_is(own, tmp_path):
@@ -138,11 +135,6 @@ def test_a_completed_recipe_reads_back_and_stays_as_it_is(own, tmp_path):
     assert "&" not in path.read_text()
     assert Recipe.load(path) == recipe
     assert recipe.complete() == recipe
-
-
-def test_without_a_stage_that_heals_nothing_is_healed(own, monkeypatch):
-    monkeypatch.delitem(registry.STAGES, HEAL)
-    assert steps("cut", "round") == ["cut", "round"]
 
 
 def test_a_checkpoint_is_not_quantized(own):
@@ -176,7 +168,3 @@ def test_blocks_are_cut_before_their_layers_are_factorized():
     for cut in ("prune.ffn", "prune.heads", "prune.layers", "distill.student", "distill.relations"):
         with pytest.raises(RecipeError, match=f"Move {cut} before factorize.low-rank"):
             Recipe.parse({"source": "m", "stages": ["factorize.low-rank", cut]})
-
-
-def test_a_lossy_stage_at_the_end_is_wounded():
-    assert find_stages_to_heal([Cut(), Learn(), Cut()], Heal()) == [2]

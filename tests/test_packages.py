@@ -11,8 +11,10 @@ from laconic.registry import PACKAGES
 GENERIC = sorted(set(PACKAGES) - {"laconic"})
 
 
-def test_the_packages_of_this_checkout_are_the_right_ones():
+def test_the_packages_of_this_checkout_are_the_right_ones_and_none_is_a_namespace_that_anyone_could_join():
     check_packages()
+    home = Path(sys.modules["laconic"].__file__).parents[1]
+    assert all((home / package / "__init__.py").is_file() for package in PACKAGES)
 
 
 @pytest.mark.parametrize("package", GENERIC)
@@ -33,8 +35,3 @@ def test_a_folder_that_shadows_a_package_is_named(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UsageError, match="shadows Laconic's package 'serve'"):
         check_packages()
-
-
-def test_no_package_is_a_namespace_that_anyone_could_join():
-    home = Path(sys.modules["laconic"].__file__).parents[1]
-    assert all((home / package / "__init__.py").is_file() for package in PACKAGES)

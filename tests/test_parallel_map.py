@@ -43,10 +43,14 @@ def test_workers_predict_what_this_process_predicts(job, monkeypatch):
         assert found.timeline is None
 
 
-def test_short_plans_start_no_process(job, monkeypatch):
+def test_short_plans_and_models_that_cannot_be_sent_are_predicted_here(job, monkeypatch):
     monkeypatch.setattr(parallel_map, "WORTH", 1e9)
     monkeypatch.setattr(parallel_map, "map_in_pool", lambda *_: pytest.fail("started"))
     assert len(dict(map_parallel(job.predict, TRAININGS, workers=8))) == 3
+    job.model.module.register_forward_hook(lambda *_: None)
+    assert not is_sendable(job.predict)
+    monkeypatch.setattr(parallel_map, "WORTH", 0.0)
+    assert len(dict(map_parallel(job.predict, TRAININGS, workers=2))) == 3
 
 
 def test_what_dead_workers_leave_is_predicted_here(job, monkeypatch):
@@ -69,12 +73,5 @@ def test_workers_fork_from_a_server_that_has_loaded_the_module(job, monkeypatch)
     preload_workers(PredictionJob.__module__, 1)
     preload_workers(PredictionJob.__module__, 2)
     preload_workers(PredictionJob.__module__, 2)
-    monkeypatch.setattr(parallel_map, "WORTH", 0.0)
-    assert len(dict(map_parallel(job.predict, TRAININGS, workers=2))) == 3
-
-
-def test_a_model_that_cannot_be_sent_is_predicted_here(job, monkeypatch):
-    job.model.module.register_forward_hook(lambda *_: None)
-    assert not is_sendable(job.predict)
     monkeypatch.setattr(parallel_map, "WORTH", 0.0)
     assert len(dict(map_parallel(job.predict, TRAININGS, workers=2))) == 3

@@ -17,7 +17,6 @@ from train.step.parameter_settings import is_match
 from train.step.train_step import train_step
 from train.trainer import start_training
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 GIVEN = {"optimizer": {"adamw": {"lr": 0.01}}, "freeze": ["wte", "h.0.mlp"], "layer_decay": 0.5}
 HOSTED = {"layerwise": {"snapshots_on": "host"}}
 TECHNIQUES = [
@@ -104,13 +103,10 @@ def test_what_cannot_be_frozen_is_answered_in_one_sentence(folder, changes, said
         learn(folder, **changes)
 
 
-def test_layer_decay_needs_repeated_layers():
+def test_layer_decay_needs_repeated_layers_and_the_planner_counts_no_gradients_of_what_is_frozen(folder):
     training = Training(layer_decay=0.5)
     with pytest.raises(RecipeError, match="has no repeated layers"):
         start_training(nn.Linear(2, 2), NextToken(None), training, Ranks(), 1)
-
-
-def test_the_planner_counts_no_gradients_of_what_is_frozen(folder):
     curve = RateCurve(amounts=(1.0,), seconds=(1e-9,))
     rates = DeviceRates(name="x", kind="cpu", products={"float32": curve}, passes=curve, copies=curve)
     model = open_meta_model(folder, task="causal-lm")

@@ -44,7 +44,6 @@ BUILDER = "digits:DigitsNet"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Sources, artifacts and the cache of these tests."""
-    torch.set_num_threads(1)
     return tmp_path_factory.mktemp("ledger")
 
 
@@ -358,15 +357,12 @@ def test_after_a_stage_that_teaches_the_original_binds_nothing(reader, laconic, 
     assert find_teacher(records[1:], trust=False) == ""
 
 
-def test_a_placed_graph_of_another_model_is_not_bisected(reader, embedder, cache):
+def test_a_placed_graph_of_another_model_is_not_bisected_and_layers_in_low_precision_are_named(reader, embedder, cache):
     checkpoint = load_source(embedder[1])
     graph = capture_graph(CheckpointSource.of(checkpoint), cache)
     found = find_placed_divergence(graph, reader[0] / MODEL, {}, [])
     assert found.layer is None
     assert "made from another captured graph" in found.says
-
-
-def test_layers_that_an_engine_runs_in_another_precision_are_named():
     precision = {"a/MatMul": "int8", "b/MatMul": "float32", "c/Gather": "int8-weight"}
     kernels = [Kernel("a/MatMul", "brgemm_avx512_f32", "float32"), Kernel("b/MatMul", "brgemm_f32", "float32")]
     found = find_engine_divergence(precision, kernels)
@@ -387,16 +383,13 @@ def test_a_request_that_the_server_refuses_is_a_failure_of_the_step(tmp_path):
         session.run({"x": x})
 
 
-def test_identical_means_every_bit():
+def test_identical_means_every_bit_and_the_error_of_a_tensor_knows_infinities():
     zero = {"y": np.zeros((2, 3), np.float32)}
     assert is_identical(zero, {"y": np.zeros((2, 3), np.float32)}, 1)
     assert not is_identical(zero, {"y": -zero["y"]}, 1)
     assert not is_identical(zero, {"y": np.zeros((2, 3))}, 1)
     nan = {"y": np.full((1, 1), np.nan, np.float32)}
     assert is_identical(nan, nan, 0)
-
-
-def test_the_error_of_a_tensor_with_infinities_and_nan():
     error = ErrorSum()
     masked = np.array([3.0, 4.0, -np.inf, np.nan])
     error.add(masked, masked)

@@ -1,9 +1,7 @@
 """From a source to an artifact, for real: small models, every engine, nothing replaced."""
 
-import contextlib
 import json
 import shutil
-import signal
 from pathlib import Path
 
 import digits
@@ -11,7 +9,7 @@ import models
 import numpy as np
 import onnx
 import pytest
-import torch
+from contexts import Interrupted
 
 from compress.pipeline import compress
 from laconic.artifacts.artifact import Artifact
@@ -36,24 +34,6 @@ STEPS = (
     "validate",
     "measure latency and throughput",
 )
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """Weights and labelled samples of the digits network."""
-    torch.set_num_threads(1)
-    return digits.write(tmp_path_factory.mktemp("trained"))
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    """What the runs of this file share, as those of one user do."""
-    return Cache(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(scope="module")
@@ -81,16 +61,15 @@ def left_over(path):
     return sorted(entry.name for entry in path.parent.iterdir() if entry != path)
 
 
-def test_a_network_in_int8_reads_digits_as_well_as_before(reads_digits):
+def test_a_network_in_int8_reads_digits_as_well_as_before_and_its_figures_are_what_a_run_over_the_samples_finds(
+    reads_digits, trained
+):
     (drift,) = reads_digits.manifest.verdict.drift
     assert reads_digits.manifest.verdict.failures == []
     assert drift.figures["metric_original"] > 0.9
     assert abs(drift.figures["metric_change"]) <= 0.005
     assert "int8" in set(reads_digits.manifest.precision.values())
     assert reads_digits.size < 0.75 * reads_digits.measured.original_size
-
-
-def test_its_figures_are_what_a_run_over_the_samples_finds(trained, reads_digits):
     images, labels = digits.samples()
     with reads_digits.open() as session:
         found = next(iter(session.run({"image": images[1000:]}).values())).argmax(axis=1)
@@ -124,15 +103,21 @@ def test_one_wrong_weight_scale_of_the_first_convolution_is_caught(reads_digits,
         Artifact.load(path).open(engine)
 
 
-def test_it_passes_every_check(reads_digits):
+def test_it_passes_every_check_runs_in_int8_and_its_report_shows_its_layers_and_nothing_of_the_disk(
+    reads_digits, trained
+):
     assert [check for check in verify(reads_digits.path) if not check.passed] == []
-
-
-def test_its_own_engine_runs_in_int8_what_is_said_to(reads_digits):
     found = count_kernels(reads_digits)
     assert found["engine"].startswith(reads_digits.manifest.placement)
     assert set(found["layers"]["int8"]) == {"int8"}
     assert "float32" not in found["layers"] or set(found["layers"]["float32"]) <= {"float32", "bfloat16", "not told"}
+    page = (reads_digits.path / REPORT).read_text(encoding="utf-8")
+    for text in ("stem.<wbr/>0", "head", "digits.npz", "Conv", "build the candidates"):
+        assert text in page
+    assert str(reads_digits.path.parent) not in page
+    for name, data in content(reads_digits.path).items():
+        assert str(trained[0].parent).encode() not in data, name
+        assert str(Path.cwd()).encode() not in data, name
 
 
 def test_the_steps_are_known(trained, tmp_path):
@@ -140,19 +125,6 @@ def test_the_steps_are_known(trained, tmp_path):
     steps = (*STEPS, "choose the range of the weights") if this_machine().int8_saturates else STEPS
     assert len(made.measured.stages) == len(steps)
     assert all(title.startswith(steps) for title in made.measured.stages)
-
-
-def test_the_report_shows_its_layers_and_its_figures(reads_digits):
-    page = (reads_digits.path / REPORT).read_text(encoding="utf-8")
-    for text in ("stem.<wbr/>0", "head", "digits.npz", "Conv", "build the candidates"):
-        assert text in page
-    assert str(reads_digits.path.parent) not in page
-
-
-def test_the_artifact_tells_nothing_of_the_disk_that_it_was_made_on(trained, reads_digits):
-    for name, data in content(reads_digits.path).items():
-        assert str(trained[0].parent).encode() not in data, name
-        assert str(Path.cwd()).encode() not in data, name
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -183,21 +155,6 @@ def test_an_engine_that_is_given_alone_is_built_without_a_race_and_gives_the_sam
 def ignore_all_but(prefix):
     """The one decision that is the clock's is kept; everything else is done again."""
     return lambda folder, names: [name for name in names if not name.startswith(prefix)]
-
-
-class Interrupted(Steps):
-    """Ctrl-C while a step is under way."""
-
-    def __init__(self, title):
-        super().__init__(quiet=True)
-        self.title = title
-
-    @contextlib.contextmanager
-    def step(self, title, total=None):
-        with super().step(title, total) as step:
-            if title.startswith(self.title):
-                signal.raise_signal(signal.SIGINT)
-            yield step
 
 
 def test_a_run_interrupted_in_any_step_leaves_nothing_and_goes_on_from_there(trained, tmp_path):
@@ -259,12 +216,16 @@ def test_an_earlier_artifact_is_replaced_whole(trained, cache, tmp_path, reads_d
     assert left_over(path) == []
 
 
-def test_a_folder_that_is_no_artifact_is_left_alone(trained, cache, tmp_path):
+def test_a_folder_that_is_no_artifact_is_left_alone_and_quantization_asks_for_samples(trained, cache, tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.tex").write_text("years of work")
     with pytest.raises(UsageError, match="not be overwritten"):
         run(trained, tmp_path / "thesis", cache)
     assert [entry.name for entry in (tmp_path / "thesis").iterdir()] == ["chapter.tex"]
+    given = recipe(trained).model_copy(update={"data": Recipe.model_fields["data"].default})
+    with pytest.raises(DataError, match="--data"):
+        compress(given, tmp_path / "out", cache=cache, steps=Steps(quiet=True))
+    assert left_over(tmp_path / "thesis") == []
 
 
 def test_without_samples_a_full_precision_artifact_says_that_they_were_made_up(trained, cache, tmp_path):
@@ -278,13 +239,6 @@ def test_without_samples_a_full_precision_artifact_says_that_they_were_made_up(t
     assert drift.figures["fidelity"] == 1
     assert artifact.manifest.data == {}
     assert "made-up inputs" in (artifact.path / REPORT).read_text(encoding="utf-8")
-
-
-def test_quantization_asks_for_samples(trained, cache, tmp_path):
-    given = recipe(trained).model_copy(update={"data": Recipe.model_fields["data"].default})
-    with pytest.raises(DataError, match="--data"):
-        compress(given, tmp_path / "out", cache=cache, steps=Steps(quiet=True))
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_graph_of_another_framework_is_a_source(trained, cache, tmp_path):

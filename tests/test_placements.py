@@ -2,7 +2,6 @@
 
 import digits
 import pytest
-import torch
 from served import running
 
 from compress.pipeline import compress
@@ -24,7 +23,6 @@ ENGINES = {"openvino", "onnxruntime"}
 @pytest.fixture(scope="module")
 def portable(tmp_path_factory):
     """The digits network in INT8, placed for both engines."""
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("portable")
     weights, data = digits.write(folder)
     recipe = {"source": str(weights), "builder": "digits:DigitsNet", "data": str(data), "portable": True}

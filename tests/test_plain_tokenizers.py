@@ -12,7 +12,6 @@ from laconic.data.reader import read
 from laconic.errors import DataError
 
 WORDS = ["<eos>", "<unk>", "a", "good", "bad", "film", "plot", "the", "was", "very"]
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +45,11 @@ def test_they_are_compressed(laconic, folder, tmp_path, monkeypatch):
     assert code in (0, 3)
 
 
-def test_their_fragments_for_calibration_have_tokens(folder):
+def test_their_fragments_for_calibration_have_tokens_and_an_empty_text_is_refused_with_its_row(folder, tmp_path):
     task = laconic.load(folder / "model").task
     pieces = task.fragments(["a good film", " ", "very bad"], 30)
     assert pieces
     assert all(task.tokenizer.encode(piece).ids for piece in pieces)
-
-
-def test_an_empty_text_is_refused_with_its_row(folder, tmp_path):
     task = laconic.load(folder / "model").task
     (tmp_path / "rows.jsonl").write_text('{"text": "a film"}\n{"text": " "}\n')
     with pytest.raises(DataError, match=r"row 2: the text is empty, and the model's tokenizer adds no token"):

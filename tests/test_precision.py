@@ -9,11 +9,11 @@ import models
 import numpy as np
 import pytest
 import torch
+from contexts import Messages
 from torch import nn
 
 from laconic.cache import Cache
 from laconic.models.checkpoint import Checkpoint
-from laconic.progress import Steps
 from laconic.recipes.ready import HOME
 from train import precision
 from train.finetune.finetune import finetune
@@ -23,19 +23,6 @@ from train.settings import Training, TrainingRecipe
 
 RANKS = Ranks(device=torch.device("cpu"))
 LARGE, SMALL = nn.Linear(1024, 1024, device="meta"), nn.Linear(8, 8)
-
-
-class Messages(Steps):
-    def __init__(self) -> None:
-        super().__init__(quiet=True)
-        self.warnings: list[str] = []
-        self.reports: list[str] = []
-
-    def warn(self, message: str) -> None:
-        self.warnings.append(message)
-
-    def report(self, title: str, note: str) -> None:
-        self.reports.append(f"{title}: {note}")
 
 
 @pytest.fixture
@@ -92,11 +79,6 @@ def test_the_precision_bf16_is_the_technique_of_that_name_and_reads_back():
     given = TrainingRecipe(source="m", data={"train": "d.jsonl"}, precision="bf16", techniques=["sdpa"])
     assert [named.name for named in given.techniques] == ["sdpa", "bf16"]
     assert TrainingRecipe.model_validate(given.model_dump()) == given
-
-
-def test_a_recipe_without_precision_and_techniques_trains_in_fp32_as_it_did():
-    assert Training().precision == "fp32"
-    assert not Training().techniques
 
 
 @pytest.mark.parametrize(("gain", "taken"), [(2.0, "bf16"), (0.05, "fp32")])

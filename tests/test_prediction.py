@@ -75,14 +75,6 @@ CHUNKED: list[tuple[tuple[Any, ...], Any]] = [
 DEEP = [COMBINATIONS[2], COMBINATIONS[5]]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def config(kind: str, layers: int, words: int) -> tuple[Any, str]:
     """A tiny config, and what it is for."""
     wide = {"hidden_size": 64, "num_hidden_layers": layers, "num_attention_heads": 4, "intermediate_size": 256}

@@ -145,11 +145,16 @@ def test_padding_that_follows_from_the_size(auto, expected):
     assert im2col.padding((8,), (2,))[2:] == [expected]
 
 
-def test_a_sample_of_patches_is_taken_from_a_large_input():
+def test_patches_of_a_large_input_are_sampled_and_second_moments_are_held_within_a_budget():
     rows = Im2Col(1, (1, 1), (1, 1), (0, 0, 0, 0)).unfold_input(
         np.ones((1, 2, 90, 90)), (1, 1), np.random.default_rng(0)
     )
     assert rows.shape == (1, 4096, 2)
+    layers = [Layer(f"n{n}", "m", "MatMul", f"x{n // 2}", "w", "y", (1000, 10), 1) for n in range(8)]
+    inputs = {layer: LayerInput(layer.input, Im2Col(), (), False) for layer in layers}
+    assert [len(part) for part in split_by_memory(inputs, 8_000_000 * 2)] == [4, 4]
+    assert [len(part) for part in split_by_memory(inputs, 1)] == [2, 2, 2, 2], "a tensor that two layers read is one"
+    assert [len(part) for part in split_by_memory(inputs, MEMORY_LIMIT)] == [8]
 
 
 def test_moments_are_those_of_what_a_layer_reads(embedder, tmp_path):
@@ -163,14 +168,6 @@ def test_moments_are_those_of_what_a_layer_reads(embedder, tmp_path):
         assert each.gram.shape == (1, layer.shape[0], layer.shape[0])
         np.testing.assert_allclose(each.gram, each.gram.transpose(0, 2, 1), atol=1e-3)
         np.testing.assert_array_equal(each.total, each.quantized)
-
-
-def test_second_moments_are_held_within_a_budget():
-    layers = [Layer(f"n{n}", "m", "MatMul", f"x{n // 2}", "w", "y", (1000, 10), 1) for n in range(8)]
-    inputs = {layer: LayerInput(layer.input, Im2Col(), (), False) for layer in layers}
-    assert [len(part) for part in split_by_memory(inputs, 8_000_000 * 2)] == [4, 4]
-    assert [len(part) for part in split_by_memory(inputs, 1)] == [2, 2, 2, 2], "a tensor that two layers read is one"
-    assert [len(part) for part in split_by_memory(inputs, MEMORY_LIMIT)] == [8]
 
 
 def adjusted_plan(graph, precision, group_size=None):
@@ -273,14 +270,11 @@ def test_a_weight_takes_four_bits_of_the_file(tmp_path, engine):
     assert 4 + 32 / 128 <= bits < 4.4, "and a scale of 32 bits for each 128 weights"
 
 
-def test_an_engine_that_reads_no_such_weight_refuses_with_the_layers_name(embedder, tmp_path):
+def test_a_weight_in_four_bits_that_the_engine_cannot_read_is_refused_with_the_layers_name(embedder, tmp_path):
     _, graph = embedder
     plan = Plan({x.node: "int4-weight" if x.kind == "MatMul" else "float32" for x in graph.layers})
     with pytest.raises(UnsupportedPrecision, match=r"was to keep its weight in 4 bits.*Try 8 bits"):
         place(graph, plan, replace(rules("openvino"), int4=None), tmp_path / "model.onnx")
-
-
-def test_an_embedding_in_four_bits_is_refused(embedder, tmp_path):
     _, graph = embedder
     plan = Plan({x.node: "int4-weight" if x.kind == "Gather" else "float32" for x in graph.layers})
     with pytest.raises(UnsupportedPrecision, match=r"\(Gather\) was to keep its weight in 4 bits"):

@@ -260,7 +260,7 @@ def test_a_layer_in_training_computes_as_placement_quantizes(limits):
         )
 
 
-def test_a_clipped_value_moves_the_end_that_clipped_it_and_an_end_at_zero_stays():
+def test_a_clipped_value_moves_the_end_that_clipped_it_and_what_was_attached_comes_off():
     learned = LearnedRange(Range(0.0, 1.0))
     learned(torch.tensor([5.0, 0.5])).sum().backward()
     low, high = learned.growth.grad
@@ -271,9 +271,6 @@ def test_a_clipped_value_moves_the_end_that_clipped_it_and_an_end_at_zero_stays(
     learned(torch.cat([inside, outside])).sum().backward()
     np.testing.assert_allclose(inside.grad, 1, atol=1e-5)
     np.testing.assert_allclose(outside.grad, 0, atol=1e-5)
-
-
-def test_what_was_attached_comes_off():
     layer = torch.nn.Conv2d(2, 3, 3)
     values = torch.randn(1, 2, 6, 6)
     before, state = layer(values), copy.deepcopy(layer.state_dict())
@@ -309,7 +306,7 @@ def test_training_leaves_the_same_module_with_its_ranges_in_the_history(made, tm
             assert layer.input not in plan.smoothing
 
 
-def test_the_last_training_counts_and_readers_share_the_wider_range():
+def test_readers_share_the_wider_range_of_the_last_training_and_a_pattern_that_names_no_layer_is_refused():
     layers = [Layer(name, name, "MatMul", "x", "w", "y", (2, 2), 1) for name in "ab"]
     history = [
         Record(stage="quantize.qat", config={}, key="1", structure={RANGES: {"a": [-9.0, 9.0]}}),
@@ -318,8 +315,5 @@ def test_the_last_training_counts_and_readers_share_the_wider_range():
     ]
     assert read_learned_ranges(history, layers) == {"x": Range(-2.0, 2.0)}
     assert read_learned_ranges([], layers) == {}
-
-
-def test_a_pattern_that_names_no_layer_is_answered_with_the_nearest():
     with pytest.raises(RecipeError, match="no layer is named 'zero'"):
         find_quantizable(torch.nn.Sequential(torch.nn.Linear(2, 2)), ["zero"])

@@ -44,12 +44,9 @@ def test_min_max_calibration_needs_no_counts(batches):
         assert RANGE_METHODS["minmax"](ends) == RANGE_METHODS["minmax"](whole)
 
 
-def test_memory_does_not_grow_with_the_batches():
+def test_memory_does_not_grow_with_the_batches_and_what_is_no_number_is_left_out():
     histogram = filled(*(np.random.default_rng(seed).normal(0, seed + 1, 1000) for seed in range(20)))
     assert histogram.counts.shape == (BINS,)
-
-
-def test_values_that_are_no_numbers_are_left_out():
     histogram = filled([1.0, np.nan, np.inf, -2.0], [np.nan])
     assert (histogram.low, histogram.high, histogram.counts.sum()) == (-2.0, 1.0, 2)
     assert filled([np.nan]).is_empty

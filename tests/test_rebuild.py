@@ -22,24 +22,12 @@ from export.rebuild import build
 from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.bench import tune
 from laconic.artifacts.manifest import CALIBRATION, GRAPH, GRAPH_JSON, MANIFEST, MEASURED, REPORT
-from laconic.cache import Cache
 from laconic.errors import LaconicError, MissingPackage, SourceError, UnsupportedPrecision
 from laconic.hashing import digest_file, seal, unseal
 from laconic.progress import Steps
 from laconic.recipes.recipe import Origin, Recipe
 
 QUIET = Steps(quiet=True)
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    torch.set_num_threads(1)
-    return digits.write(tmp_path_factory.mktemp("trained"))
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return Cache(tmp_path_factory.mktemp("cache"))
 
 
 def run(trained, path, cache, **changes):
@@ -130,26 +118,21 @@ def test_fp8_is_refused_where_no_engine_of_the_target_has_it(trained, cache, tmp
     assert not (tmp_path / "f.laconic").exists()
 
 
-def test_without_the_graph_the_source_is_captured_again(trained, cache, tmp_path):
-    weights, _ = trained
+def test_without_the_graph_its_own_source_is_captured_again_and_another_is_refused(trained, cache, tmp_path):
+    weights, other = trained[0], tmp_path / "other.safetensors"
     lean = run(trained, tmp_path / "lean.laconic", cache, engine_only="openvino")
     with pytest.raises(SourceError, match="--original"):
         build(lean.path, tmp_path / "b.laconic", cache=cache, steps=QUIET)
-    original = Origin(source=str(weights), builder="digits:DigitsNet")
-    changes = {"engine_only": "openvino"}
-    built = build(lean.path, tmp_path / "b.laconic", original=original, changes=changes, cache=cache, steps=QUIET)
-    assert built.artifact.model.read_bytes() == lean.model.read_bytes()
-
-
-def test_another_source_is_refused(trained, cache, made, tmp_path):
-    lean = run(trained, tmp_path / "lean.laconic", cache, engine_only="openvino")
-    other = tmp_path / "other.safetensors"
     torch.manual_seed(1)
     save_file(digits.DigitsNet().state_dict(), other)
     original = Origin(source=str(other), builder="digits:DigitsNet")
     with pytest.raises(SourceError, match="another graph"):
         build(lean.path, tmp_path / "b.laconic", original=original, cache=cache, steps=QUIET)
     assert not (tmp_path / "b.laconic").exists()
+    original = Origin(source=str(weights), builder="digits:DigitsNet")
+    changes = {"engine_only": "openvino"}
+    built = build(lean.path, tmp_path / "b.laconic", original=original, changes=changes, cache=cache, steps=QUIET)
+    assert built.artifact.model.read_bytes() == lean.model.read_bytes()
 
 
 def test_no_field_of_the_kept_graph_runs_or_reads_anything_else(made, cache, tmp_path):

@@ -64,30 +64,27 @@ def test_a_recipe_reads(tmp_path):
     assert goal.worst is None
 
 
-def test_the_command_line_stands_above_the_file(tmp_path):
+def test_the_command_line_stands_above_the_file_and_leaves_its_other_settings(tmp_path):
     recipe = load(tmp_path, EXAMPLE, source="other", target="cpu", runtimes=["openvino"])
     assert recipe.source == "other"
     assert recipe.engines == ("openvino",)
-
-
-def test_data_from_the_command_line_leaves_the_other_settings_of_the_file(tmp_path):
     recipe = load(tmp_path, "source: m\ndata: {evaluate: e.jsonl, limit: 96}", data="mine.csv")
     assert recipe.data == Data(calibrate=Path("mine.csv"), evaluate=tmp_path / "e.jsonl", limit=96)
 
 
-def test_without_a_recipe_the_target_says_what_is_done():
+def test_what_is_not_given_is_not_written_and_the_target_says_what_is_done(tmp_path):
     recipe = Recipe.default("model", task="tensors")
     assert [step.name for step in recipe.stages] == ["quantize.static"]
     assert recipe.engines == registry.TARGETS["cpu"]
     assert recipe.goal == Goal()
-
-
-def test_a_recipe_may_name_no_stages_at_all(tmp_path):
     assert load(tmp_path, "source: model\nstages: []").stages == ()
-
-
-def test_one_file_of_data_is_enough(tmp_path):
     assert load(tmp_path, "source: m\ndata: t.jsonl").data.calibrate == tmp_path / "t.jsonl"
+    assert Recipe.default("m.onnx", stages=["quantize.static"]).make_stages() == (Quantize(),)
+    assert yaml.safe_load(Recipe.default("m").to_yaml()) == {
+        "source": "m",
+        "stages": ["quantize.static"],
+        "target": "cpu",
+    }
 
 
 @pytest.mark.parametrize(
@@ -163,12 +160,9 @@ def test_the_refusal_of_an_earlier_key_names_the_file(tmp_path, monkeypatch):
         Recipe.load(tmp_path / "recipe.yaml")
 
 
-def test_a_missing_recipe_is_named(tmp_path):
+def test_a_missing_recipe_is_named_and_a_missing_package_says_what_to_install(tmp_path, monkeypatch):
     with pytest.raises(RecipeError, match=r"there is no recipe .*none\.yaml"):
         Recipe.load(tmp_path / "none.yaml")
-
-
-def test_a_stage_whose_package_is_missing_says_what_to_install(tmp_path, monkeypatch):
     (tmp_path / "stage_of_torch.py").write_text("import torch_not_here")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(MissingPackage, match="torch_not_here"):
@@ -190,10 +184,6 @@ def test_a_stage_whose_package_is_missing_says_what_to_install(tmp_path, monkeyp
 def test_stages_out_of_order_are_refused_before_anything_runs(stages, source, message):
     with pytest.raises(RecipeError, match=message):
         Recipe.default(source, stages=stages)
-
-
-def test_a_graph_can_be_quantized():
-    assert Recipe.default("m.onnx", stages=["quantize.static"]).make_stages() == (Quantize(),)
 
 
 names = st.text("abcdefgh-_/. é", min_size=1).filter(str.strip)
@@ -232,21 +222,9 @@ recipes = st.builds(
 
 
 @given(recipes)
-def test_a_recipe_reads_back_as_it_was_written(recipe):
+def test_a_recipe_reads_back_as_it_was_written_in_yaml_and_in_json(recipe):
     assert Recipe.model_validate(yaml.safe_load(recipe.to_yaml())) == recipe
-
-
-@given(recipes)
-def test_a_recipe_survives_json(recipe):
     assert Recipe.model_validate(json.loads(recipe.model_dump_json())) == recipe
-
-
-def test_what_is_not_given_is_not_written():
-    assert yaml.safe_load(Recipe.default("m").to_yaml()) == {
-        "source": "m",
-        "stages": ["quantize.static"],
-        "target": "cpu",
-    }
 
 
 def test_the_schema_knows_every_key_and_every_stage():

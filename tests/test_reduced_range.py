@@ -63,12 +63,6 @@ def test_with_a_reduced_range_an_engine_on_this_processor_computes_what_the_inte
 def test_only_neighbours_of_one_sign_reduce_the_range():
     weight = np.asarray([[1.0, 1.0, 1.0], [-1.0, 1.0, 0.0], [0.5, 0.0, 1.0], [0.0, 0.0, 0.0]], np.float32)
     assert (reduced_range_scales(weight, 4) * 127).tolist() == [[1.0, 2.0, 1.0]]
-
-
-def test_a_depthwise_convolution_keeps_its_range():
     assert (reduced_range_scales(np.ones((9, 1), np.float32), 1) * 127).tolist() == [[1.0]]
     assert (reduced_range_scales(np.ones((9, 2), np.float32), 1) * 127).tolist() == [[2.0, 2.0]]
-
-
-def test_a_weight_of_zeros_has_a_scale_above_zero():
     assert (reduced_range_scales(np.zeros((4, 2), np.float32), 4) > 0).all()

@@ -69,22 +69,16 @@ def test_every_stage_keeps_the_contract(name):
     assert stage.model_config["extra"] == "forbid"
 
 
-def test_the_engines_of_a_target_are_registered():
+def test_every_engine_of_a_target_is_registered_and_has_a_placement():
     assert {engine for engines in registry.TARGETS.values() for engine in engines} <= set(registry.RUNTIMES)
-
-
-def test_every_engine_of_a_target_has_a_placement():
     assert {engine for engines in registry.TARGETS.values() for engine in engines} <= set(registry.PLACEMENTS)
 
 
-def test_an_unknown_name_is_answered_with_the_nearest():
+def test_an_unknown_name_is_answered_with_the_nearest_and_an_earlier_one_with_the_new_one():
     with pytest.raises(UsageError, match=r"unknown task 'text-embeding'. Did you mean 'text-embedding'\?"):
         registry.resolve("task", "text-embeding")
     with pytest.raises(UsageError, match="Known: fake, onnxruntime, onnxruntime-cuda, openvino"):
         registry.resolve("runtime", "zzz")
-
-
-def test_an_earlier_name_is_refused_with_the_new_one():
     for kind, names in registry.RENAMED.items():
         for old, new in names.items():
             assert new in registry.TABLES[kind]
@@ -98,6 +92,8 @@ def test_the_refusal_of_an_earlier_name_reaches_whoever_wrote_the_recipe(monkeyp
     monkeypatch.setattr(registry, "RENAMED", {"stage": {"quantize.post": "quantize.static"}})
     with pytest.raises(RecipeError, match=r"stage 'quantize\.post' is now called 'quantize\.static'"):
         Recipe.parse({"source": "m", "stages": ["quantize.post"]}).build()
+    with pytest.raises(RecipeError, match=r"quantize\.static: key 'smooth' is now called 'smoothquant'"):
+        Recipe.parse({"source": "m", "stages": [{"quantize.static": {"smooth": False}}]}).build()
 
 
 @pytest.mark.parametrize(("kind", "name"), ENTRIES)
@@ -109,11 +105,6 @@ def test_an_earlier_key_of_a_registered_entry_is_refused_with_the_new_one(kind, 
         with pytest.raises(RecipeError) as caught:
             NamedSettings(name=name, config={old: None}).configure(kind)
         assert str(caught.value) == f"{name}: key {old!r} is now called {new!r}"
-
-
-def test_the_keys_of_quantization_that_were_renamed_are_refused():
-    with pytest.raises(RecipeError, match=r"quantize\.static: key 'smooth' is now called 'smoothquant'"):
-        Recipe.parse({"source": "m", "stages": [{"quantize.static": {"smooth": False}}]}).build()
 
 
 @pytest.mark.parametrize("kind", registry.ADDRESSABLE)
@@ -148,9 +139,6 @@ def test_a_missing_package_comes_with_the_command_that_brings_it(tmp_path, monke
         pytest.skip("tensorrt is installed")
     with registry.trust_addresses(True), pytest.raises(MissingPackage, match=r"pip install 'laconic\[tensorrt\]'"):
         registry.resolve("stage", "needs_tensorrt:Thing")
-
-
-def test_every_extra_that_is_promised_exists():
     pyproject = (Path(registry.__file__).parents[1] / "pyproject.toml").read_text()
     for extra in set(registry.EXTRAS.values()):
         assert f"\n{extra} = [" in pyproject

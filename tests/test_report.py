@@ -137,14 +137,12 @@ def test_it_is_well_formed_for_few_layers_and_for_many(layers, harm):
     assert ("Sensitivity is the fidelity lost" in html) == (harm and layers > 0)
 
 
-def test_it_loads_nothing_from_anywhere_and_runs_nothing():
+def test_it_loads_nothing_and_closes_every_element_and_is_the_same_for_the_same_figures():
     html = page(verdict=labelled_verdict(), layers=40)
     assert not re.search(r"https?:|//[a-z]|@import|url\((?!#)|<script|<link|<img|<iframe|src=|javascript:", html)
     assert not [link for link in re.findall(r'href="([^"]*)"', html) if not link.startswith("#")]
     assert len(html) < 400_000
 
-
-def test_a_browser_finds_every_element_closed():
     class Balance(HTMLParser):
         def __init__(self):
             super().__init__()
@@ -163,6 +161,10 @@ def test_a_browser_finds_every_element_closed():
     parser.feed(page(verdict=labelled_verdict()))
     parser.close()
     assert parser.open == []
+    ids = re.findall(r' id="([^"]*)"', page())
+    assert len(ids) == len(set(ids))
+    assert ids, "markers and clipping are shared by id"
+    assert page(verdict=labelled_verdict()) == page(verdict=labelled_verdict())
 
 
 def test_hostile_names_are_shown_and_not_run():
@@ -177,24 +179,11 @@ def test_hostile_names_are_shown_and_not_run():
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
 
 
-def test_ids_are_unique_across_pictures():
-    ids = re.findall(r' id="([^"]*)"', page())
-    assert len(ids) == len(set(ids))
-    assert ids, "markers and clipping are shared by id"
-
-
-def test_the_same_figures_give_the_same_bytes():
-    assert page(verdict=labelled_verdict()) == page(verdict=labelled_verdict())
-
-
-def test_it_names_no_folder_of_the_machine():
+def test_the_figures_are_on_it_and_no_folder_of_the_machine_nor_a_metric_without_labels():
     html = page()
     assert "/somewhere" not in html
     assert "net.safetensors" in html
     assert "data.npz" in html
-
-
-def test_the_figures_are_on_it():
     html = page(verdict=labelled_verdict())
     for text in (
         "3.9 &#215;",
@@ -207,11 +196,10 @@ def test_the_figures_are_on_it():
         assert text in html
     for text in ("5 min 1 s", "quantize.static: method minmax", "apache-2.0", "Some CPU", "f" * 32, "a" * 64):
         assert text in html
-
-
-def test_without_labels_there_is_no_metric():
     assert "against labels" not in page()
     assert "against labels" in page(verdict=labelled_verdict())
+    assert "on made-up inputs" in page(data={})
+    assert "made-up" not in page()
 
 
 def test_a_failed_verdict_is_the_headline():
@@ -223,11 +211,6 @@ def test_a_failed_verdict_is_the_headline():
     assert "<strong>Passed.</strong>" in page(verdict=verdict)
 
 
-def test_made_up_samples_are_named_as_such():
-    assert "on made-up inputs" in page(data={})
-    assert "made-up" not in page()
-
-
 @pytest.mark.parametrize("batches", [(1,), (1, 32), (1, 2, 4, 8, 16, 32)])
 def test_pictures_are_drawn_for_one_batch_size_and_for_many(batches):
     given = pieces()
@@ -236,20 +219,22 @@ def test_pictures_are_drawn_for_one_batch_size_and_for_many(batches):
     assert len(tree(html).findall(".//figure/svg")) == 2
 
 
-def test_it_is_written_without_timings():
+def test_it_is_written_without_timings_and_shows_the_arithmetic_that_the_engine_reports():
     given = pieces()
     given["measured"] = measured().model_copy(update={"timings": ()})
     html = render_report(given.pop("manifest"), given.pop("measured"), **given)
     assert tree(html).findall(".//figure/svg") == []
-
-
-def test_a_sensitivity_of_zero_or_less_has_no_bar():
     given = pieces(layers=3)
     nodes = list(given["ladder"].sensitivity)
     given["ladder"] = PrecisionLadder(given["ladder"].rungs, dict(zip(nodes, (0.0, -1e-9, 0.01), strict=True)))
     html = render_report(given.pop("manifest"), given.pop("measured"), **given)
     bars = tree(html).findall(".//table[@class='layers']//td[@class='bar']/span")
     assert [bar.get("style") for bar in bars] == ["width: 100.0%"]
+    given = pieces()
+    given["measured"] = measured().model_copy(update={"arithmetic": {"float32": 0.03, "int8": 0.97}})
+    html = render_report(given.pop("manifest"), given.pop("measured"), **given)
+    assert "3.0 % in float32, 97.0 % in int8." in html
+    assert "the engine multiplies" not in page()
 
 
 def test_candidates_are_listed_with_the_chosen_one(tmp_path):
@@ -270,14 +255,6 @@ def test_candidates_are_listed_with_the_chosen_one(tmp_path):
     assert "chosen" not in rows[1]
     assert rows[1].endswith("no")
     assert "<h2>Candidates" not in page()
-
-
-def test_the_arithmetic_that_the_engine_reports_is_shown():
-    given = pieces()
-    given["measured"] = measured().model_copy(update={"arithmetic": {"float32": 0.03, "int8": 0.97}})
-    html = render_report(given.pop("manifest"), given.pop("measured"), **given)
-    assert "3.0 % in float32, 97.0 % in int8." in html
-    assert "the engine multiplies" not in page()
 
 
 def staged(**changes):

@@ -43,15 +43,12 @@ def test_a_snapshot_that_cannot_be_written_is_a_warning_and_the_next_one_tries_a
         assert snapshots.latest() == 3
 
 
-def test_a_last_snapshot_that_fails_does_not_cost_the_result_of_the_run(tmp_path, caplog):
+def test_a_last_snapshot_that_fails_costs_not_the_result_unless_the_run_was_interrupted(tmp_path, caplog):
     with open_snapshots(tmp_path) as snapshots, caplog.at_level(logging.WARNING):
         break_folder(tmp_path)
         save_snapshot(snapshots, torch.ones(3), [1.0], wait=False)
     assert "the snapshot of step 1 could not be written" in caplog.text
-
-
-def test_an_interrupted_run_that_cannot_write_its_snapshot_says_so(tmp_path):
-    with open_snapshots(tmp_path) as snapshots:
-        break_folder(tmp_path)
+    with open_snapshots(tmp_path / "interrupted") as snapshots:
+        break_folder(tmp_path / "interrupted")
         with pytest.raises(TrainingFailure, match="could not be written"):
             save_snapshot(snapshots, torch.ones(3), [1.0], wait=True)

@@ -66,7 +66,7 @@ def test_zeros_round_a_maximum_are_not_taken_for_its_own_padding(engine, tmp_pat
     assert found.ravel().tolist() == [0, 0, 0, -1]
 
 
-def test_answers_are_right_whatever_the_number_of_rows(engine, model):
+def test_answers_are_right_whatever_the_rows_and_their_layout_and_are_arrays_of_their_own(engine, model):
     with engine.open(model) as session:
         for rows in (1, 5, 2, 5):
             batch = inputs(rows, seed=rows)
@@ -74,10 +74,6 @@ def test_answers_are_right_whatever_the_number_of_rows(engine, model):
             assert list(answers) == ["y", "m"]
             assert answers["y"] == pytest.approx(batch["x"] @ FACTORS, abs=1e-5)
             assert answers["m"].tolist() == (2 * batch["n"]).tolist()
-
-
-def test_answers_are_arrays_of_their_own_and_inputs_stay_as_they_were(engine, model):
-    with engine.open(model) as session:
         batch = inputs(4)
         before = {name: array.copy() for name, array in batch.items()}
         first = session.run(batch)
@@ -86,9 +82,6 @@ def test_answers_are_arrays_of_their_own_and_inputs_stay_as_they_were(engine, mo
         assert all(np.array_equal(first[name], kept[name]) for name in kept)
         assert all(np.array_equal(batch[name], before[name]) for name in before)
     assert all(np.array_equal(first[name], kept[name]) for name in kept), "they outlive the session"
-
-
-def test_arrays_that_do_not_lie_in_one_piece_are_taken_too(engine, model):
     wide = np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)
     with engine.open(model) as session:
         answers = session.run({"x": wide[:, ::2], "n": np.arange(8)[::2]})
@@ -140,15 +133,12 @@ def test_openvino_computes_in_fp32_where_onednn_has_no_instructions_for_bf16(mod
     assert done.stdout.splitlines() == ["float32", f"(2, {FACTORS.shape[1]})"]
 
 
-def test_what_an_engine_says_it_runs_goes_by_the_name_of_the_node_or_of_its_output(engine, model):
+def test_kernels_go_by_the_name_of_the_node_or_its_output_and_a_missing_model_is_named(engine, model, tmp_path):
     with engine.open(model) as session:
         kernels = session.kernels()
     assert all(kernel.precision for kernel in kernels)
     if kernels:
         assert {kernel.node for kernel in kernels} & {"times", "y"}
-
-
-def test_a_missing_model_is_named(engine, tmp_path):
     with pytest.raises(RuntimeFailure, match=r"none\.onnx"):
         engine.open(tmp_path / "none.onnx")
 
@@ -177,16 +167,13 @@ def test_torch_neither_changes_its_inputs_nor_gives_away_its_weights():
     assert batch["x"].tolist() == [[0, 0]]
 
 
-def test_the_fake_engine_multiplies_waits_and_can_be_poisoned(tmp_path):
+def test_the_fake_engine_multiplies_and_waits_and_can_be_poisoned(tmp_path):
     (tmp_path / "model").write_text(json.dumps({"factor": 3, "poison": 13}))
     with Fake().open(tmp_path / "model") as session:
         assert session.run({"x": np.array([[1.0, 2.0]])})["y"].tolist() == [[3, 6]]
         with pytest.raises(RuntimeFailure, match="poison"):
             session.run({"x": np.array([[13.0]])})
         assert session.batches == [1, 1]
-
-
-def test_a_misspelt_setting_of_the_fake_engine_is_refused(tmp_path):
     (tmp_path / "model").write_text('{"faktor": 3}')
     with pytest.raises(RuntimeFailure, match="faktor"):
         Fake().open(tmp_path / "model")

@@ -41,19 +41,20 @@ class Single(nn.Module):
         return x.reshape(1, 4)
 
 
-def test_axes_of_several_inputs_that_only_change_together_are_one():
+def test_axes_that_only_change_together_are_one_and_those_of_an_image_are_free_one_by_one():
     samples = {"ids": np.ones((9, 10), np.int64), "mask": np.ones((9, 10), np.float32), "label": np.zeros(9)}
     ids, mask = infer_inputs(Tagger().eval(), samples)
     assert (ids.name, ids.dtype, ids.shape) == ("ids", "int64", ("batch", "ids_1"))
     assert (mask.name, mask.dtype, mask.shape) == ("mask", "float32", ("batch", "ids_1"))
     assert ids.bounds == {"ids_1": (5, 10)}, "20 are more than the module has places for"
-
-
-def test_axes_of_an_image_are_free_one_by_one_and_its_channels_are_not():
     samples = {"image": RNG.standard_normal((3, 3, 16, 16)).astype(np.float32)}
     (image,) = infer_inputs(Strided().eval(), samples)
     assert image.shape == ("batch", 3, "image_2", "image_3")
     assert image.bounds == {"image_2": (8, 32), "image_3": (8, 32)}
+    edges = RNG.integers(0, 6, (4, 20))
+    samples = {"nodes": RNG.standard_normal((4, 6)).astype(np.float32), "sources": edges, "targets": edges}
+    found = {spec.name: spec.shape for spec in infer_inputs(Edges().eval(), samples)}
+    assert found["sources"] == found["targets"] == ("batch", "sources_1")
 
 
 class Edges(nn.Module):
@@ -61,13 +62,6 @@ class Edges(nn.Module):
 
     def forward(self, nodes: Tensor, sources: Tensor, targets: Tensor) -> Tensor:
         return torch.zeros_like(nodes).scatter_add(1, targets, nodes.gather(1, sources))
-
-
-def test_an_axis_that_only_gets_shorter_alone_belongs_with_the_one_that_it_gets_longer_with():
-    edges = RNG.integers(0, 6, (4, 20))
-    samples = {"nodes": RNG.standard_normal((4, 6)).astype(np.float32), "sources": edges, "targets": edges}
-    found = {spec.name: spec.shape for spec in infer_inputs(Edges().eval(), samples)}
-    assert found["sources"] == found["targets"] == ("batch", "sources_1")
 
 
 @pytest.mark.parametrize(

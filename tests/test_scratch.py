@@ -58,14 +58,11 @@ def test_a_run_keeps_the_folder_of_one_at_work_and_removes_that_of_one_killed(tm
         assert not other.exists()
 
 
-def test_a_folder_of_the_users_stays(tmp_path: Path) -> None:
+def test_a_folder_of_the_users_stays_and_a_destination_that_cannot_be_is_said(tmp_path: Path) -> None:
     (tmp_path / ".out.original").mkdir()
     with open_scratch_folder(tmp_path / "out"):
         pass
     assert (tmp_path / ".out.original").is_dir()
-
-
-def test_a_destination_that_cannot_be_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="Choose another --output"), open_scratch_folder(tmp_path / "file" / "out"):
         pass

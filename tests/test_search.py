@@ -1,9 +1,7 @@
 """A search for real: a small network, every step, nothing replaced."""
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -12,6 +10,7 @@ import digits
 import numpy as np
 import pytest
 import torch
+from contexts import Interrupted
 from safetensors.torch import save_file
 
 from compress.search import strategy
@@ -36,7 +35,6 @@ MOST = 36_000
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """Little healing, on one thread."""
-    torch.set_num_threads(1)
     monkeypatch.setattr(strategy, "HEALING_STEPS", (5,))
     monkeypatch.setattr(strategy, "ROUNDS", 1)
 
@@ -79,21 +77,6 @@ def content(path):
     return {file.name: file.read_bytes() for file in path.iterdir() if file.name not in (MEASURED, REPORT)}
 
 
-class Interrupted(Steps):
-    """Ctrl-C while a step is under way."""
-
-    def __init__(self, title):
-        super().__init__(quiet=True)
-        self.title = title
-
-    @contextlib.contextmanager
-    def step(self, title, total=None):
-        with super().step(title, total) as step:
-            if title.startswith(self.title):
-                signal.raise_signal(signal.SIGINT)
-            yield step
-
-
 def test_a_search_meets_a_goal_tells_what_it_tried_and_ends_in_the_same_bytes_after_a_kill(trained, tmp_path):
     cache = Cache(tmp_path / "cache")
     path = tmp_path / "found.laconic"
@@ -117,21 +100,15 @@ def test_a_search_meets_a_goal_tells_what_it_tried_and_ends_in_the_same_bytes_af
     assert again.spent == found.spent
     assert {file: file.stat().st_mtime_ns for file in cache.folder.rglob("*.safetensors")} == before
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["again.laconic", "cache", "found.laconic"]
+    small = run(trained, tmp_path / "small.laconic", cache, max_size="1 kB")
+    assert any("the goal is 1.0 kB" in each for each in small.missed), "and the best is kept"
+    assert Artifact.load(tmp_path / "small.laconic").manifest.verdict.failures == []
 
 
-def test_a_goal_that_cannot_be_met_is_missed_and_the_best_is_kept(trained, tmp_path):
-    found = run(trained, tmp_path / "found.laconic", Cache(tmp_path / "cache"), max_size="1 kB")
-    assert any("the goal is 1.0 kB" in each for each in found.missed)
-    assert Artifact.load(tmp_path / "found.laconic").manifest.verdict.failures == []
-
-
-def test_what_lies_at_the_destination_and_is_no_artifact_is_left_alone(trained, tmp_path):
+def test_what_lies_at_the_destination_is_left_alone_and_a_drop_needs_labels(trained, tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UsageError, match="not be overwritten"):
         run(trained, tmp_path / "file", Cache(tmp_path / "cache"))
-
-
-def test_a_drop_needs_labels(trained, tmp_path):
     np.savez(tmp_path / "bare.npz", image=digits.samples()[0][1000:1100])
     with pytest.raises(DataError, match="labels"):
         run((trained[0], tmp_path / "bare.npz"), tmp_path / "x.laconic", Cache(tmp_path / "cache"), max_drop="1%")

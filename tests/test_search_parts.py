@@ -41,11 +41,6 @@ from laconic.timing.measurements import TrialRecord
 FIGURE = st.floats(0, 10)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 def of_module(module):
     module.eval()
     task = plain_task("image-classification" if module.inputs[0].name == "image" else "tensors", module.inputs, "model")
@@ -104,7 +99,7 @@ class Clock:
         return self.now
 
 
-def test_a_second_run_is_charged_for_what_the_first_one_did(tmp_path):
+def test_a_second_run_is_charged_for_the_first_and_a_budget_says_what_it_has_time_for(tmp_path):
     clock = Clock()
     first = Budget(100, Cache(tmp_path), clock)
     clock.now = 30
@@ -120,11 +115,8 @@ def test_a_second_run_is_charged_for_what_the_first_one_did(tmp_path):
     second.charge("b")
     assert second.spent == first.spent == 50
     assert second.remaining == 50
-
-
-def test_a_budget_says_what_it_has_time_for_and_how_far_it_was_overrun(tmp_path):
     clock = Clock()
-    budget = Budget(10, Cache(tmp_path), clock)
+    budget = Budget(10, Cache(tmp_path / "other"), clock)
     assert budget.estimate("heal") is None
     assert budget.allows("heal", 1000)
     clock.now = 8
@@ -167,13 +159,10 @@ def test_part_of_the_interval_is_added_to_a_drop():
     assert constraints.shortfall(lost) > 1
 
 
-def test_a_drop_without_labels_is_refused():
+def test_a_drop_needs_labels_and_without_any_goal_the_task_says_how_faithful():
     task = classifier_task()
     with pytest.raises(DataError, match="labels"):
         Constraints.from_goal(Goal(max_drop="1%"), task, make_dataset(task.examples(8), task))
-
-
-def test_without_any_goal_the_task_says_how_faithful_and_faster_is_better():
     task = classifier_task()
     few = make_dataset(task.examples(8), task)
     constraints = Constraints.from_goal(Goal(), task, few)
@@ -182,9 +171,6 @@ def test_without_any_goal_the_task_says_how_faithful_and_faster_is_better():
     assert constraints.shortfall(Quality(0.5, 0.1)) > 1
     assert not Constraints.from_goal(Goal(max_size="1 MB"), task, few).prefers_speed
     assert Constraints.from_goal(Goal(max_size="1 MB"), task, few).excess(1.0, 2e6) == 2
-
-
-def test_nothing_may_drop_where_no_drop_is_allowed():
     constraints = Constraints(None, 0.0, None, None)
     assert constraints.shortfall(Quality(1, 1, 0.0, 0.0)) == 0
     assert constraints.shortfall(Quality(1, 1, 0.01, 0.02)) == math.inf
@@ -203,7 +189,7 @@ def test_the_layers_of_a_transformer_are_told_apart(bert):
     assert (up.weight, up.shape[-1], up.width) == ((64, 32), 32, (32, 64))
 
 
-def test_an_axis_that_a_model_has_nothing_for_is_left_out(bert, monkeypatch):
+def test_an_axis_that_a_model_or_the_registry_has_nothing_for_is_left_out(bert, monkeypatch):
     for axis in AXES:
         monkeypatch.setitem(registry.STAGES, axis.stage, "anything")
     names = {axis.name for axis in find_axes(read_layer_specs(bert))}
@@ -211,9 +197,6 @@ def test_an_axis_that_a_model_has_nothing_for_is_left_out(bert, monkeypatch):
     convolutional = {axis.name for axis in find_axes(read_layer_specs(of_module(models.ResidualNet())))}
     assert convolutional == {"channels", "rank"}
     assert find_axes(read_layer_specs(of_module(models.BiLstm(4)))) == ()
-
-
-def test_an_axis_whose_stage_is_not_there_is_left_out(bert, monkeypatch):
     monkeypatch.delitem(registry.STAGES, "prune.heads", raising=False)
     assert "heads" not in {axis.name for axis in find_axes(read_layer_specs(bert))}
 
@@ -262,7 +245,7 @@ def convolutions():
     return (conv(3, 64), conv(64, 64), conv(64, 64, 64), conv(64, 96))
 
 
-def test_a_recipe_of_settings_keeps_what_the_recipe_says_of_the_stages(tmp_path):
+def test_a_recipe_of_settings_keeps_what_the_recipe_says_of_the_stages_and_of_healing(tmp_path):
     recipe = Recipe.parse(
         {
             "source": "model",
@@ -282,9 +265,6 @@ def test_a_recipe_of_settings_keeps_what_the_recipe_says_of_the_stages(tmp_path)
     assert [step.config["steps"] for step in made.stages[2:4]] == [60, 180]
     assert made.stages[4].config == {"method": "mse"}
     made.make_stages()
-
-
-def test_healing_is_refused_by_a_recipe_that_says_so_and_names_none_itself():
     bare = {"source": "model", "stages": ["quantize.static"]}
     assert can_heal(Recipe.parse(bare))
     assert not can_heal(Recipe.parse(bare | {"heal": False}))
@@ -311,12 +291,9 @@ def questions(count, seed=0, stop=None):
     return found
 
 
-def test_a_study_asks_the_same_for_a_seed_and_goes_on_where_it_was():
+def test_a_study_asks_for_what_lies_in_the_space_the_same_for_a_seed_and_goes_on_where_it_was():
     assert questions(20) == questions(20) == questions(20, stop=11)
     assert questions(20) != questions(20, seed=1)
-
-
-def test_what_a_study_asks_lies_in_the_space():
     values = {axis.name: axis.values for axis in AXES[:3]}
     for settings in questions(20):
         assert all(value in values[name] for name, value in settings.items())

@@ -125,21 +125,23 @@ def run(world, trials=None):
     )
 
 
-def test_the_taken_one_meets_the_goal_and_is_faster_than_what_was_only_quantized(tmp_path):
+def test_the_taken_one_meets_the_goal_faster_than_quantization_alone_and_every_other_says_why_it_lost(tmp_path):
     world = World(tmp_path, FAITHFUL, 600)
     state = run(world)
     best = state.best
     assert best.settings
     assert best.built.quality.fidelity >= 0.97
     assert best.built.speedup > 1.5 * state.candidates["nothing cut"].built.speedup
-
-
-def test_something_is_published_from_the_first_artifact_on_and_only_better_ones_after_it(tmp_path):
-    world = World(tmp_path, FAITHFUL, 600)
-    state = run(world)
     names = [name for name, _ in world.published]
     assert names[0] == "nothing cut"
     assert names[-1] == state.best.name
+    trials = state.trials
+    assert len(trials) == len(state.candidates) > 5
+    assert all(trial.reason and "\n" not in trial.reason for trial in trials)
+    assert [trial.name for trial in trials if trial.reason == "taken"] == [state.best.name]
+    front = [trial for trial in trials if trial.front]
+    assert front
+    assert not any(dominates(find_objectives(one), find_objectives(other)) for one in front for other in front)
 
 
 def test_a_budget_is_overrun_by_no_more_than_the_last_step(tmp_path):
@@ -160,15 +162,12 @@ def test_a_cut_that_is_foreseen_to_miss_the_goal_is_never_touched(tmp_path):
     assert not touched & {each.name for each in lost}
 
 
-def test_what_meets_a_goal_of_size_alone_is_the_most_faithful(tmp_path):
+def test_a_goal_of_size_alone_takes_the_most_faithful_and_cuts_nothing_where_quantization_is_enough(tmp_path):
     world = World(tmp_path, Constraints(Tolerance(mean=0.9), None, None, 40_000, prefers_speed=False), 900)
     state = run(world)
     built = [each for each in state.candidates.values() if each.built and each.built.size <= 40_000]
     assert state.best in built
     assert state.best.built.quality.fidelity == max(each.built.quality.fidelity for each in built)
-
-
-def test_where_what_is_only_quantized_meets_such_a_goal_nothing_is_cut(tmp_path):
     world = World(tmp_path, Constraints(Tolerance(mean=0.9), None, None, 1e9, prefers_speed=False), 900)
     state = run(world)
     assert set(state.candidates) == {"nothing cut"}
@@ -182,17 +181,6 @@ def test_a_goal_that_nothing_meets_is_missed_with_the_nearest(tmp_path):
     assert {trial.reason for trial in state.trials if trial.name == state.best.name} == {
         "taken: the nearest to the goal"
     }
-
-
-def test_everything_that_was_tried_says_why_it_lost(tmp_path):
-    state = run(World(tmp_path, FAITHFUL, 600))
-    trials = state.trials
-    assert len(trials) == len(state.candidates) > 5
-    assert all(trial.reason and "\n" not in trial.reason for trial in trials)
-    assert [trial.name for trial in trials if trial.reason == "taken"] == [state.best.name]
-    front = [trial for trial in trials if trial.front]
-    assert front
-    assert not any(dominates(find_objectives(one), find_objectives(other)) for one in front for other in front)
 
 
 def test_healing_is_for_fewer_and_fewer(tmp_path):

@@ -10,28 +10,21 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from contexts import tune
+from models import png
 from PIL import Image
 from served import running
 
 from compress.pipeline import compress
-from laconic.cache import Cache
 from laconic.errors import DataError, InputError
 from laconic.models.source_loading import load_source
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
 from laconic.tasks.semantic_segmentation import IGNORED, choose_classes, count_overlap, make_iou_scorer
-from train.finetune.finetune import finetune
-from train.observers import ObserverSettings
-from train.settings import TrainingRecipe
 
 QUIET = Steps(quiet=True)
 SIZES = ((48, 80), (64, 64), (33, 20))
 """Heights and widths of images."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
 
 
 def draw(seed: int) -> tuple[Image.Image, Image.Image]:
@@ -57,12 +50,6 @@ def write_rows(folder: Path, count: int) -> Path:
     return folder / "rows.jsonl"
 
 
-def png(image: Image.Image) -> bytes:
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    return file.getvalue()
-
-
 def read_mask(answer: dict) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(answer["mask"]))))
 
@@ -70,11 +57,6 @@ def read_mask(answer: dict) -> np.ndarray:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return models.save_segformer(tmp_path_factory.mktemp("segformer"))
-
-
-@pytest.fixture
-def cache(tmp_path):
-    return Cache(tmp_path / "cache")
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -112,11 +94,7 @@ def test_iou_is_of_all_samples_together_and_leaves_out_pixels_of_no_class():
 
 
 def test_it_learns_from_maps_and_what_it_learned_is_compressed_and_served(folder, cache, tmp_path):
-    given = {"batch_size": 8, "steps": 60, "optimizer": {"name": "adamw", "config": {"lr": 0.003}}}
-    recipe = TrainingRecipe.load(
-        None, source=str(folder), data={"train": str(write_rows(tmp_path, 80))}, loader={"workers": 0}, **given
-    )
-    tuned = finetune(recipe, tmp_path / "tuned", observers=ObserverSettings(quiet=True), steps=QUIET, cache=cache)
+    tuned = tune(folder, write_rows(tmp_path, 80), tmp_path / "tuned", cache, batch_size=8, steps=60)
     assert tuned.after["mean IoU"] > max(tuned.before["mean IoU"], 0.4)
     recipe = Recipe(source=str(tmp_path / "tuned"), data=str(tmp_path / "rows.jsonl"), runtimes=("onnxruntime",))
     artifact = compress(recipe, tmp_path / "seg.laconic", steps=QUIET, cache=cache).artifact

@@ -25,11 +25,6 @@ TEXTS = ["hello world", "the model answers every question about its weights and 
 SAVED = {"gpt2": models.save_gpt2, "llama": models.save_llama}
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="module", params=SAVED)
 def checkpoint(request, tmp_path_factory):
     return load_source(SAVED[request.param](tmp_path_factory.mktemp(request.param) / "source"))

@@ -1,18 +1,15 @@
 """What happens when requests meet in a batch, in the queue, or leave it."""
 
 import asyncio
-import socket
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
 from artifacts import write_artifact
-from served import Running, change_artifact, eventually, request_of, running, write_sequences
+from served import Running, change_artifact, request_of, running, write_sequences
 
 pytestmark = pytest.mark.usefixtures("own_tasks")
 
@@ -28,14 +25,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def slow(folder: Path) -> Iterator[Running]:
     """A model of 0.3 s per batch of up to 8 rows, one batch at a time, and a queue of 20 rows; 666 is poison."""
     path = write_artifact(folder / "slow.laconic", seconds=0.3, poison=666.0)
-    with running(change_artifact(path, knee=8), threads=1, queue_seconds=1.0) as server:
-        yield server
-
-
-@pytest.fixture
-def slower(tmp_path: Path) -> Iterator[Running]:
-    """The same with 3 s per batch: time enough, on a busy machine too, to do something while a batch runs."""
-    path = write_artifact(tmp_path / "slower.laconic", seconds=3.0)
     with running(change_artifact(path, knee=8), threads=1, queue_seconds=1.0) as server:
         yield server
 
@@ -99,13 +88,7 @@ def test_a_model_whose_answers_depend_on_the_batch_runs_one_row_at_a_time(fast: 
     assert set(fast.batches("alone")) == {1}
 
 
-def test_a_request_larger_than_the_cap_is_split_and_put_together_again(fast: Running) -> None:
-    rows = np.arange(60, dtype=np.float32).reshape(20, 3)
-    with fast.client() as http:
-        assert data(http.post("/v2/models/rows/infer", json=request_of(rows))) == (2 * rows).ravel().tolist()
-
-
-def test_lengths_are_padded_to_share_a_batch_and_cut_back(fast: Running) -> None:
+def test_lengths_are_padded_to_share_a_batch_where_there_is_a_padding_value(fast: Running) -> None:
     seen = len(fast.batches("padded"))
     rows = [np.full((1, 1 + number % 9), number, np.float32) for number in range(40)]
     answers = asyncio.run(post_all(fast, "padded", [request_of(row) for row in rows]))
@@ -113,22 +96,17 @@ def test_lengths_are_padded_to_share_a_batch_and_cut_back(fast: Running) -> None
         assert answer.json()["outputs"][0]["shape"] == list(row.shape)
         assert data(answer) == (2 * row).ravel().tolist()
     assert len(fast.batches("padded")) - seen < 40
-
-
-def test_lengths_are_not_mixed_without_a_padding_value(fast: Running) -> None:
     rows = [np.full((1, 1 + number % 4), number, np.float32) for number in range(40)]
     answers = asyncio.run(post_all(fast, "shapes", [request_of(row) for row in rows]))
     assert [data(answer) for answer in answers] == [(2 * row).ravel().tolist() for row in rows]
 
 
-def test_a_full_queue_answers_429_at_once_and_recovers(slow: Running) -> None:
-    started = time.monotonic()
+def test_a_full_queue_answers_429_and_recovers(slow: Running) -> None:
     answers = asyncio.run(post_all(slow, "slow", [request_of([[number] * 3]) for number in range(CLIENTS)]))
     refused = [answer for answer in answers if answer.status_code == 429]
     assert refused
     assert all(answer.status_code in (200, 429) for answer in answers)
     assert all(answer.headers["retry-after"] == "1" and "queue is full" in answer.json()["error"] for answer in refused)
-    assert time.monotonic() - started < 10
     with slow.client() as http:
         assert data(http.post("/v2/models/slow/infer", json=request_of([[1, 2, 3]]))) == [2, 4, 6]
 
@@ -148,32 +126,9 @@ def test_a_request_whose_timeout_passes_in_the_queue_gets_504_and_is_never_run(s
     answers = asyncio.run(post())
     assert [answer.status_code for answer in answers] == [504] * 3
     assert sum(slow.batches("slow")) - before == 16
-
-
-def test_a_timeout_that_is_long_enough_changes_nothing(slow: Running) -> None:
     with slow.client() as http:
         answer = http.post("/v2/models/slow/infer", json=request_of([[1, 2, 3]], timeout=5_000_000))
     assert data(answer) == [2, 4, 6]
-
-
-def test_what_a_client_that_hung_up_left_in_the_queue_is_never_run(slower: Running) -> None:
-    before = sum(slower.batches("slower"))
-    model = slower.app.repository.get("slower")
-    body = httpx.Request("POST", "http://x", json=request_of([[1, 2, 3]])).read()
-    head = f"POST /v2/models/slower/infer HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
-    with ThreadPoolExecutor(1) as pool, slower.client() as http, ExitStack() as stack:
-        running_one = pool.submit(http.post, "/v2/models/slower/infer", json=request_of([[1, 2, 3]] * 8))
-        assert eventually(lambda: sum(slower.batches("slower")) == before + 8)
-        sockets = [stack.enter_context(socket.create_connection(("127.0.0.1", slower.port))) for _ in range(12)]
-        for each in sockets:
-            each.sendall(head.encode() + body)
-        assert eventually(lambda: model.batcher.pending == 12, 2.5)
-        for each in sockets:
-            each.close()
-        assert running_one.result().status_code == 200
-    assert eventually(lambda: model.batcher.pending == 0)
-    time.sleep(0.4)
-    assert sum(slower.batches("slower")) == before + 8
 
 
 def test_samples_of_one_predict_request_travel_on_their_own(slow: Running) -> None:
@@ -185,12 +140,3 @@ def test_samples_of_one_predict_request_travel_on_their_own(slow: Running) -> No
     batches = slow.batches("slow")[before:]
     assert sum(batches) == 10
     assert len(batches) <= 4, "how many are encoded when an engine is free varies"
-
-
-def test_a_long_request_and_a_short_one_are_not_padded_to_one_size(fast: Running) -> None:
-    """Most of such a batch would be filling, and cost more than two batches."""
-    seen = len(fast.batches("padded"))
-    rows = [np.full((1, 1 if number % 2 else 60), number, np.float32) for number in range(16)]
-    answers = asyncio.run(post_all(fast, "padded", [request_of(row) for row in rows]))
-    assert [data(answer) for answer in answers] == [(2 * row).ravel().tolist() for row in rows]
-    assert len(fast.batches("padded")) - seen >= 4

@@ -153,12 +153,6 @@ def test_a_client_that_does_not_read_its_answer_is_disconnected(strict: Running)
         assert sent < 200
 
 
-def test_a_pipelined_request_is_answered_after_the_first(strict: Running) -> None:
-    with connect(strict) as client:
-        client.sendall((head_of(len(BODY)) + BODY) * 5)
-        assert read_all(client).count(b"HTTP/1.1 200") == 5
-
-
 def test_a_client_that_hangs_up_is_noticed_on_every_server(tmp_path: Path) -> None:
     path = change_artifact(write_artifact(tmp_path / "twice.laconic", seconds=0.5), knee=1)
     with running(path, threads=1, queue_seconds=60) as server, ThreadPoolExecutor(1) as pool:

@@ -67,15 +67,12 @@ def test_each_row_runs_once_in_the_order_of_its_request(sizes: list[int]) -> Non
     assert not queue.bulk
 
 
-def test_a_small_request_is_in_the_next_batch_however_many_bulk_rows_came_first() -> None:
+def test_a_small_request_is_in_the_next_batch_which_bulk_rows_fill_only_where_told() -> None:
     queue = FairQueue(LAYOUT, CAP)
     bulk, small = put(queue, 3000), put(queue, 1)
     batch = queue.form_small(with_bulk=True)
     assert taken_from(batch, small) == 1
     assert taken_from(batch, bulk) == 1
-
-
-def test_a_batch_of_small_requests_is_not_filled_with_bulk_rows() -> None:
     queue = FairQueue(LAYOUT, CAP)
     put(queue, 3000)
     put(queue, 2)
@@ -114,9 +111,6 @@ def test_the_rate_of_full_batches_is_read_off_batches_of_any_size(start: float, 
     for rows in [*sizes[-10:], 1, 8]:
         throughput.count(rows, start + each * rows)
     assert 160 * throughput.seconds_per_row == pytest.approx(10 * (start + 8 * each), rel=0.02)
-
-
-def test_an_unmeasured_model_turns_nobody_away() -> None:
     assert Throughput(executors=1, cap=8).seconds_per_row == 0
 
 

@@ -71,13 +71,10 @@ def test_an_artifact_that_no_front_can_open_ends_the_start_with_its_own_error(tm
         pass
 
 
-def test_each_front_has_its_share_of_the_cores_and_an_admin_address_of_its_own() -> None:
+def test_each_front_has_its_share_of_the_cores_and_addresses_of_its_own() -> None:
     settings = divide(Settings(fronts=2, threads=5, shares={"a": 8, "b": 1}, admin="127.0.0.1:9000"), 1)
     assert (settings.threads, settings.shares, settings.admin) == (2, {"a": 4, "b": 1}, "127.0.0.1:9001")
     addresses = [shift_address(address, 2) for address in ("9000", "[::1]:9000", "unix:/run/a.sock", "unix:/run/a:1")]
     assert addresses == ["9002", "[::1]:9002", "unix:/run/a.sock.2", "unix:/run/a:1.2"]
-
-
-def test_fronts_need_a_grpc_port_with_a_number() -> None:
     with pytest.raises(UsageError, match="--grpc-port"):
         Fronts([], Settings(fronts=2, grpc_port=0), "127.0.0.1", 0)

@@ -1,6 +1,5 @@
 """The V2 protocol over gRPC: what tritonclient gets, and what malformed, late and abandoned calls get."""
 
-import asyncio
 import queue
 import socket
 import threading
@@ -18,7 +17,6 @@ from hypothesis import strategies as st
 from served import Running, change_artifact, eventually, running
 from tritonclient import grpc as triton
 from tritonclient.grpc import service_pb2
-from tritonclient.utils import InferenceServerException
 
 from laconic.errors import InputError, UsageError
 from serve.grpc import inference_pb2 as pb
@@ -179,14 +177,6 @@ def test_tritonclient_infers(client: triton.InferenceServerClient, compression: 
     assert answer.get_response().model_version == "1"
 
 
-def test_tritonclient_infers_asynchronously(client: triton.InferenceServerClient) -> None:
-    answers: queue.Queue[Any] = queue.Queue()
-    for number in range(20):
-        client.async_infer("twice", [tensor(ROWS + number)], lambda result, error: answers.put(result or error))
-    sums = {answers.get(timeout=10).as_numpy("y").sum() for _ in range(20)}
-    assert sums == {float((2 * (ROWS + number)).sum()) for number in range(20)}
-
-
 def test_a_stream_answers_in_order_and_goes_on_after_an_error(client: triton.InferenceServerClient) -> None:
     answers: queue.Queue[Any] = queue.Queue()
     client.start_stream(lambda result, error: answers.put((result, error)))
@@ -267,17 +257,14 @@ def test_a_request_that_does_not_fit_is_an_invalid_argument(channel: grpc.Channe
     assert infer(channel, message()).raw_output_contents == [(2 * ROWS).tobytes()]
 
 
-def test_a_number_that_the_datatype_does_not_hold_is_an_invalid_argument(channel: grpc.Channel) -> None:
-    given = GOOD | {"datatype": "INT8", "contents": {"int_contents": [300, 1, 1]}}
-    body = pb.ModelInferRequest(model_name="INT8", inputs=[given]).SerializeToString()
-    assert status_of(channel, body) is grpc.StatusCode.INVALID_ARGUMENT
-
-
-def test_fp16_is_sent_raw(channel: grpc.Channel) -> None:
+def test_fp16_is_sent_raw_and_a_number_that_the_datatype_does_not_hold_is_refused(channel: grpc.Channel) -> None:
     rows = ROWS.astype(np.float16)
     assert infer(channel, message("FP16", rows, datatype="FP16")).raw_output_contents == [rows.tobytes()]
     given = GOOD | {"datatype": "FP16", "contents": {"fp32_contents": [1, 2, 3]}}
     body = pb.ModelInferRequest(model_name="FP16", inputs=[given]).SerializeToString()
+    assert status_of(channel, body) is grpc.StatusCode.INVALID_ARGUMENT
+    given = GOOD | {"datatype": "INT8", "contents": {"int_contents": [300, 1, 1]}}
+    body = pb.ModelInferRequest(model_name="INT8", inputs=[given]).SerializeToString()
     assert status_of(channel, body) is grpc.StatusCode.INVALID_ARGUMENT
 
 
@@ -331,9 +318,7 @@ def test_a_call_whose_deadline_passes_in_the_queue_is_never_run(slow: Running) -
         first.start()
         time.sleep(0.05)
         before = len(slow.batches("slow"))
-        started = time.monotonic()
         assert status_of(other, message("slow"), timeout=0.1) is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert time.monotonic() - started < 0.29
         first.join()
         assert eventually(lambda: not slow.app.repository.get("slow").batcher.pending)
         time.sleep(0.4)
@@ -373,12 +358,9 @@ def test_a_call_whose_message_never_comes_is_ended(channel: grpc.Channel) -> Non
         silent.wait(10)
         yield b""
 
-    started = time.monotonic()
-    with pytest.raises(grpc.RpcError) as failed:
+    with pytest.raises(grpc.RpcError, match=r"did not arrive within 0\.5 s") as failed:
         channel.stream_unary(f"{SERVICE}ModelInfer")(nothing(), timeout=8)
     assert failed.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert "did not arrive within 0.5 s" in failed.value.details()
-    assert time.monotonic() - started < 5
     silent.set()
 
 
@@ -405,8 +387,6 @@ def test_a_stopping_server_says_so_ends_streams_and_answers_what_is_under_way(tm
         under_way = channel.unary_unary(f"{SERVICE}ModelInfer").future(message("slow"), timeout=10)
         assert eventually(lambda: len(server.batches("slow")) > 0 or server.app.repository.get("slow").batcher.pending)
         time.sleep(0.1)
-        started = time.monotonic()
-    assert time.monotonic() - started < 5
     assert [pb.HealthCheckResponse.FromString(each).status for each in watch] == [pb.HealthCheckResponse.NOT_SERVING]
     assert pb.ModelInferResponse.FromString(under_way.result()).model_name == "slow"
     result, error = answers.get(timeout=5)
@@ -429,19 +409,3 @@ def test_calls_that_outlast_the_grace_are_told_that_the_server_stops(tmp_path: P
 def test_a_port_in_use_is_reported_before_models_are_loaded(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UsageError, match="--grpc-port"):
         serve([tmp_path / "missing.laconic"], port=0, grpc_port=taken.getsockname()[1])
-
-
-def test_the_asyncio_client_works(server: Running) -> None:
-    from tritonclient.grpc import aio
-
-    async def infer_many() -> float:
-        async with aio.InferenceServerClient(server.grpc_address) as client:
-            answers = await asyncio.gather(*(client.infer("twice", [tensor()]) for _ in range(10)))
-            return float(sum(answer.as_numpy("y").sum() for answer in answers))
-
-    assert asyncio.run(infer_many()) == 10 * float((2 * ROWS).sum())
-
-
-def test_an_error_reaches_tritonclient_with_its_text(client: triton.InferenceServerClient) -> None:
-    with pytest.raises(InferenceServerException, match=r"shape \[1, 4\], expected \[batch, 3\]"):
-        client.infer("twice", [tensor(np.ones((1, 4), np.float32))])

@@ -10,7 +10,6 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from artifacts import write_artifact
 from prometheus_client.parser import text_string_to_metric_families
 from served import Running, eventually, request_of, running
 from test_serve_process import process
@@ -28,11 +27,6 @@ pytestmark = pytest.mark.usefixtures("own_tasks")
 INFER, PREDICT = "/v2/models/twice/infer", "/v1/models/twice/predict"
 ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
 PAGE = {"origin": "https://app.example.com"}
-
-
-@pytest.fixture(scope="module")
-def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_artifact(tmp_path_factory.mktemp("artifacts") / "twice.laconic")
 
 
 @pytest.fixture(scope="module")

@@ -5,15 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from artifacts import write_artifact
 from served import Running, running
 
 NAMED = b"host: localhost\r\n"
-
-
-@pytest.fixture(scope="module")
-def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_artifact(tmp_path_factory.mktemp("artifacts") / "twice.laconic")
 
 
 @pytest.fixture(scope="module", params=[(), ("example.com",)], ids=["any host", "its own hosts"])

@@ -99,12 +99,9 @@ def test_a_repeated_request_gets_the_answer_of_its_own_tensors(server: Running, 
             assert tensors == (2 * x).tobytes()
 
 
-def test_on_the_event_loop_too_a_failure_of_the_engine_fails_only_its_own_request(server: Running) -> None:
+def test_on_the_event_loop_too_rows_are_counted_and_a_failure_fails_only_its_own_request(server: Running) -> None:
     good, bad = np.ones((1, 3)), np.full((1, 3), 666.0)
     assert [post(server, "tiny", x)[0] for x in (good, bad, good)] == [200, 500, 200]
-
-
-def test_rows_on_the_event_loop_are_counted(server: Running) -> None:
     statistics = server.app.repository.get("tiny").statistics
     before = statistics.rows
     for _ in range(3):

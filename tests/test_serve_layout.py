@@ -30,16 +30,15 @@ def test_shorter_requests_share_larger_batches_of_the_same_cost(length, rows):
     assert batch.full
 
 
-def test_without_free_axes_the_cap_is_in_rows():
+def test_without_free_axes_the_cap_is_in_rows_and_a_request_over_it_runs_alone():
     assert Cap(8).rows_at({}) == 8
     assert Cap(8, 0).rows_at({"seq": 3}) == 8
-
-
-def test_a_single_request_over_the_cap_runs_alone():
     batch = Batch(LAYOUT, Cap(4, 512))
     assert batch.add(part(9, 128))
     assert batch.full
     assert not batch.add(part(1, 128))
+    layout = Layout((TOKENS,), (STATES,), {}, rounded=True)
+    assert layout.join_inputs([layout.make_part({"ids": np.ones((2, 7), np.int64)})])["ids"].shape == (2, 7)
 
 
 @given(st.integers(1, 70), st.integers(1, 300))
@@ -121,8 +120,3 @@ def test_no_length_starves(lengths):
     taken = [int(part.inputs["ids"][0, 0]) for parts in form_batches(layout, lengths, waiting=8) for part in parts]
     assert sorted(taken) == list(range(len(lengths)))
     assert max(position - number for position, number in enumerate(taken)) <= 8 * 8
-
-
-def test_what_nothing_may_fill_keeps_its_size():
-    layout = Layout((TOKENS,), (STATES,), {}, rounded=True)
-    assert layout.join_inputs([layout.make_part({"ids": np.ones((2, 7), np.int64)})])["ids"].shape == (2, 7)

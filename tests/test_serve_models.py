@@ -68,7 +68,7 @@ def test_an_artifact_that_is_replaced_is_served_anew(tmp_path: Path) -> None:
         assert client.get(f"/v2/models/twice/versions/{digest}").status_code == 404
 
 
-def test_the_newest_version_is_served_and_an_older_one_on_demand(tmp_path: Path) -> None:
+def test_the_newest_version_is_served_and_an_older_one_on_demand_also_of_a_folder_given_by_path(tmp_path: Path) -> None:
     for number in (2, 9, 10):
         publish(tmp_path / "twice" / str(number), number)
     with serving(tmp_path, keep_versions=2) as (_, client):
@@ -81,6 +81,10 @@ def test_the_newest_version_is_served_and_an_older_one_on_demand(tmp_path: Path)
         publish(tmp_path / "twice" / "11", 11)
         assert eventually(lambda: answer(client) == ("11", 11))
         assert eventually(lambda: list(index(client)) == [("twice", "10"), ("twice", "11")])
+    for number in (1, 2):
+        publish(tmp_path / "given" / "twice" / str(number), number)
+    with running(tmp_path / "given" / "twice") as server, server.client() as client:
+        assert answer(client) == ("2", 2)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -133,16 +137,13 @@ def test_unload_and_load(tmp_path: Path) -> None:
         assert client.post("/v2/repository/models/twice/load", json=parameters).status_code == 400
 
 
-def test_loading_a_bad_model_tells_why(tmp_path: Path) -> None:
+def test_loading_a_bad_model_tells_why_and_without_a_folder_nothing_is_loaded(tmp_path: Path) -> None:
     publish(tmp_path / "good.laconic", 2)
     with serving(tmp_path) as (_, client):
         replace_folder(write_artifact(tmp_path / ".bad", verdict=FAILED), tmp_path / "bad.laconic")
         refused = client.post("/v2/repository/models/bad/load")
         assert refused.status_code == 400
         assert "failed its validation" in refused.json()["error"]
-
-
-def test_without_a_folder_nothing_is_loaded(tmp_path: Path) -> None:
     with running(write_artifact(tmp_path / "twice.laconic")) as server, server.client() as client:
         refused = client.post("/v2/repository/models/twice/load")
         assert refused.status_code == 400
@@ -218,13 +219,6 @@ def test_shares_are_read_from_text_options_and_files(given: object) -> None:
 def test_what_is_no_share_is_refused(given: object) -> None:
     with pytest.raises(ValueError, match="shares"):
         Settings.model_validate({"shares": given})
-
-
-def test_a_folder_of_versions_can_be_given_by_path(tmp_path: Path) -> None:
-    for number in (1, 2):
-        publish(tmp_path / "twice" / str(number), number)
-    with running(tmp_path / "twice") as server, server.client() as client:
-        assert answer(client) == ("2", 2)
 
 
 def test_no_thread_of_an_earlier_version_stays(tmp_path: Path) -> None:

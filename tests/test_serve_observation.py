@@ -81,15 +81,13 @@ def test_the_log_in_json_has_a_line_for_each_request_with_its_id_and_key(artifac
     assert all(KEY not in json.dumps(line) for line in lines)
 
 
-def test_the_log_in_text_has_a_line_for_each_request(artifact: Path) -> None:
+def test_requests_are_logged_in_text_too_but_only_when_asked_for(artifact: Path) -> None:
     def ask(http: httpx.Client) -> None:
         http.get("/%0aFAKE", headers={"x-request-id": "mine"})
 
     (line,) = lines_of(artifact, ask, access_log=1)
     assert "INFO laconic.serve.access [mine]: GET /%0aFAKE 404 in " in line
 
-
-def test_requests_are_not_logged_unless_asked_for(artifact: Path) -> None:
     def ask(http: httpx.Client) -> None:
         assert len(http.get("/v2").headers["x-request-id"]) == 32
 
@@ -116,12 +114,11 @@ def write_log(*texts: str) -> None:
     logs.write_lines(lines)
 
 
-def test_a_name_that_is_not_utf_8_does_not_end_the_log(capfd: pytest.CaptureFixture[str]) -> None:
+def test_neither_a_name_outside_utf_8_nor_a_failed_write_ends_the_log(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_log(f"{os.fsdecode(b'/models/na' + bytes([255]) + b'me')} cannot be read", "the next line")
     assert capfd.readouterr().err.splitlines() == ["/models/na\\udcffme cannot be read", "the next line"]
-
-
-def test_a_log_that_cannot_be_written_for_a_while_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with (tmp_path / "log").open("wb") as file:
         descriptors = iter([-1, file.fileno()])  # the first is closed
         monkeypatch.setattr(logs.os, "write", lambda _, content, write=os.write: write(next(descriptors), content))

@@ -56,19 +56,6 @@ def test_the_client_gets_a_vector_for_each_text_or_list_of_tokens(
     assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (8, 8)
 
 
-@pytest.mark.parametrize("given", [TEXTS[1], TOKENS[1]], ids=["text", "tokens"])
-def test_one_text_or_one_list_of_tokens_is_one_sample(client: openai.OpenAI, given: Any) -> None:
-    (embedding,) = client.embeddings.create(model="text", input=given).data
-    assert embedding.embedding == [22, 28]
-
-
-def test_many_texts_are_answered_in_their_order(client: openai.OpenAI) -> None:
-    answer = client.embeddings.create(model="text", input=[TEXTS[number % 2] for number in range(500)])
-    assert [len(each.embedding) for each in answer.data] == [6, 2] * 250
-    assert [each.index for each in answer.data] == list(range(500))
-    assert answer.usage.prompt_tokens == 2000
-
-
 def test_the_client_lists_the_models(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["text", "twice"]
     model = client.models.retrieve("twice")

@@ -75,16 +75,13 @@ def test_requests_made_from_the_description_get_documented_answers(server: Runni
     assert statuses[200] or mode is GenerationMode.NEGATIVE
 
 
-def test_the_description_has_the_routes_of_each_model(described: dict[str, Any], server: Running) -> None:
+def test_the_description_has_the_routes_and_inputs_of_each_model(described: dict[str, Any], server: Running) -> None:
     for model in server.app.repository:
         for path in ("v2/models/{}/infer", "v2/models/{}/versions/1/infer", "v1/models/{}/predict"):
             assert "post" in described["paths"][f"/{path.format(model.name)}"]
     names = described["paths"]["/v2/models/{name}"]["get"]["parameters"][0]["schema"]["enum"]
     assert names == ["pixels", "sequences", "text", "twice"]
     assert body_of(described, "/v1/embeddings")["properties"]["model"]["enum"] == ["text"]
-
-
-def test_the_inputs_of_each_model_are_its_own(described: dict[str, Any]) -> None:
     inputs = body_of(described, "/v2/models/text/infer")["properties"]["inputs"]
     assert (inputs["minItems"], inputs["maxItems"]) == (2, 2)
     ids = inputs["items"]["anyOf"][0]["properties"]

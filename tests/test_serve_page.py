@@ -46,12 +46,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield server
 
 
-@pytest.fixture
-def http(server: Running) -> Iterator[httpx.Client]:
-    with server.client() as client:
-        yield client
-
-
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     if CHROMIUM is None:
@@ -114,16 +108,13 @@ def test_activity_counts_what_was_answered(http: httpx.Client) -> None:
     assert after["rows"] == before["rows"] + 2
 
 
-def test_the_two_figures_are_the_mean_fidelity_and_the_metric_or_else_the_worst_sample() -> None:
+def test_the_figures_are_the_mean_fidelity_and_the_metric_or_else_the_worst_sample_with_notes() -> None:
     found = {"fidelity": 0.998, "fidelity_worst": 0.9, "metric_original": 0.91, "metric": 0.905}
     labelled = PASSED.drift[0].model_copy(update={"figures": found, "required": {}})
     plain = labelled.model_copy(update={"figures": {"fidelity": 0.998, "fidelity_worst": 0.9}})
     for drift, second in ((labelled, "0.9100 → 0.9050"), (plain, "0.90000")):
         figures = describe_verdict(PASSED.model_copy(update={"drift": (drift,)}), "accuracy")["figures"]
         assert [each["value"] for each in figures] == ["0.99800", second]
-
-
-def test_a_kind_of_sample_out_of_the_domain_is_among_the_notes() -> None:
     whole = PASSED.drift[0].model_copy(update={"figures": {"fidelity": 0.99}, "required": {"fidelity": 0.95}})
     kind = whole.model_copy(update={"subject": "artifact on 'code'", "figures": {"fidelity": 0.5}, "required": {}})
     notes = describe_verdict(PASSED.model_copy(update={"drift": (whole, kind)}), "accuracy")["notes"]
@@ -164,15 +155,12 @@ def test_activity_moves_in_the_browser(page: Page, server: Running) -> None:
     expect(card.locator("polyline")).to_have_attribute("points", re.compile(r",1( |$)"), timeout=20_000)
 
 
-def test_a_wrong_sample_is_explained_in_the_browser(page: Page) -> None:
+def test_a_wrong_sample_is_explained_in_the_browser_and_the_keyboard_is_enough(page: Page) -> None:
     card = page.locator("section").first
     area = card.get_by_label("Sample, in JSON")
     area.fill("{")
     card.get_by_role("button", name="Try").click()
     expect(card.locator(".error")).to_contain_text("This is no JSON")
-
-
-def test_the_keyboard_is_enough(page: Page) -> None:
     card = page.locator("section").nth(2)
     card.get_by_label("Text").focus()
     page.keyboard.press("Tab")

@@ -158,11 +158,13 @@ def test_what_a_route_raises_is_answered_in_json_without_its_text(error: BaseExc
     assert str(error).encode() not in messages[1]["body"]
 
 
-def test_what_a_route_raises_within_its_answer_cuts_the_answer_off() -> None:
+def test_what_a_route_raises_within_its_answer_cuts_it_off_and_a_cancelled_request_stays_cancelled() -> None:
     messages: list[Message] = []
     with pytest.raises(Panic):
         asyncio.run(pass_through_boundary(Panic(), messages, started=True))
     assert len(messages) == 1
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(pass_through_boundary(asyncio.CancelledError(), []))
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
@@ -182,11 +184,6 @@ def raise_error(error: type[BaseException]) -> Any:
         raise error
 
     return fail
-
-
-def test_a_request_that_is_cancelled_stays_cancelled() -> None:
-    with pytest.raises(asyncio.CancelledError):
-        asyncio.run(pass_through_boundary(asyncio.CancelledError(), []))
 
 
 def test_a_fault_of_a_control_route_is_answered_in_json_and_the_connection_stays(

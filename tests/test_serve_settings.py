@@ -46,11 +46,10 @@ def test_an_option_wins_over_the_environment_and_that_over_the_file(tmp_path: Pa
     settings = load_settings({"max_body": "3 MiB", "threads": None}, environment, file)
     assert settings == Settings(max_body=3 * MIB, deadline=6, queue_seconds=0.5, unproven=True)
     assert load_settings({}, {}) == Settings()
-
-
-def test_what_kubernetes_sets_for_a_service_of_that_name_is_no_setting() -> None:
     names = ["SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT", "PORT_80_TCP", "PORT_80_TCP_ADDR"]
     assert load_settings({}, {f"LACONIC_SERVE_{name}": "tcp://10.0.0.1:80" for name in names}) == Settings()
+    with pytest.raises(UsageError, match="there is no settings file"):
+        load_settings({}, {}, tmp_path / "none.yaml")
 
 
 @pytest.mark.parametrize(
@@ -72,11 +71,6 @@ def test_what_is_no_setting_is_refused_with_its_source(
     file.write_text(content or "{}")
     with pytest.raises(UsageError, match=message):
         load_settings(options, environment, file)
-
-
-def test_a_file_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="there is no settings file"):
-        load_settings({}, {}, tmp_path / "none.yaml")
 
 
 def test_settings_do_not_change() -> None:

@@ -187,32 +187,23 @@ def test_whatever_keeps_the_first_process_from_starting_is_an_error_with_a_reaso
     assert crashes == []
 
 
-def test_an_expected_error_of_the_first_process_is_passed_on_as_it_is() -> None:
+def test_an_expected_error_is_passed_on_and_nobody_waits_for_a_process_that_was_stopped() -> None:
     error = ArtifactError("there is no artifact")
     assert supervise(error, "never")[0].ready.exception(0) is error
+    assert supervise(OSError("it was stopped"))[0].ready.result(0) is None
+    assert describe_exit(-signal.SIGTERM) == "was killed by SIGTERM"
+    assert describe_exit(-40) == "was killed by signal 40"
 
 
-def test_whatever_happens_to_a_later_process_is_a_crash() -> None:
+def test_whatever_happens_to_a_later_process_is_a_crash_and_after_the_last_it_is_not_started_again() -> None:
     supervisor, crashes = supervise("exited with code 1", SystemExit(), "was ended")
     assert supervisor.ready.result(0) == {"name": "exited with code 1"}
     assert crashes == [
         "the process exited with code 1; in 0 s",
         "the process cannot be started: SystemExit; in 1 s",
     ]
-
-
-def test_after_the_last_crash_the_process_is_not_started_again() -> None:
     _, crashes = supervise("exited with code 1", "never", max_crashes=1)
     assert crashes == ["the process exited with code 1"]
-
-
-def test_nobody_waits_for_a_process_that_was_stopped_before_it_was_ready() -> None:
-    assert supervise(OSError("it was stopped"))[0].ready.result(0) is None
-
-
-def test_the_end_by_any_signal_has_words() -> None:
-    assert describe_exit(-signal.SIGTERM) == "was killed by SIGTERM"
-    assert describe_exit(-40) == "was killed by signal 40"
 
 
 START = """

@@ -148,13 +148,6 @@ def as_dict(settings: Any) -> dict[str, Any]:
     return values
 
 
-def test_a_region_of_shared_memory_is_not_found(client: Any) -> None:
-    with pytest.raises(InferenceServerException, match="no shared memory region 'r'"):
-        client.get_system_shared_memory_status("r")
-    with pytest.raises(InferenceServerException, match="no shared memory region 'r'"):
-        client.get_cuda_shared_memory_status("r")
-
-
 @pytest.mark.parametrize("path", ["/v2/logging", "/v2/trace/setting", "/v2/models/twice/trace/setting"])
 def test_settings_over_http_have_bounds_and_refuse_what_is_no_object(server: Running, path: str) -> None:
     with server.client() as client:

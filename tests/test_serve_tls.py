@@ -13,7 +13,6 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
-from artifacts import write_artifact
 from served import eventually, request_of, running
 from test_serve_process import process
 from tritonclient import grpc as triton
@@ -28,11 +27,6 @@ pytestmark = pytest.mark.usefixtures("own_tasks")
 INFER = "/v2/models/twice/infer"
 ADMIN = ("/metrics", "/v2/models/stats", "/v2/models/twice/config", "/v2/models/twice/versions/1/stats")
 KEY = "alice-0123456789abcdef"
-
-
-@pytest.fixture
-def artifact(tmp_path: Path) -> Path:
-    return write_artifact(tmp_path / "twice.laconic")
 
 
 def certify(folder: Path, name: str) -> tuple[Path, Path]:

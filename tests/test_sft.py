@@ -41,9 +41,6 @@ CHAT = [
 ]
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
     folder = tmp_path_factory.mktemp("home")
@@ -84,19 +81,13 @@ def test_a_chat_becomes_the_text_that_transformers_makes_of_it(home, checkpoint)
     assert checkpoint.task.encode([text])["input_ids"][0].tolist() == ids.tolist()
 
 
-def test_the_answers_of_a_chat_are_learned_with_the_end_of_their_turns_and_nothing_else(checkpoint):
+def test_answers_and_completions_are_learned_with_an_end_token_and_nothing_else(checkpoint):
     found, answers = learned(checkpoint.task, checkpoint.task.mark_chat(CHAT))
     assert found[:3] == ["[CLS]", "[UNK]", "hello"]
     assert answers == ["world", "a", "[SEP]", "the", "model", "[SEP]"]
-
-
-def test_a_completion_is_learned_with_the_end_of_the_text(checkpoint):
     found, answers = learned(checkpoint.task, mark_completion("hello world", " a b"))
     assert found == ["[CLS]", "hello", "world", "a", "b", "[SEP]"]
     assert answers == ["a", "b", "[SEP]"]
-
-
-def test_an_end_token_follows_a_text_that_has_none(checkpoint):
     task = checkpoint.task
     before = task.tokenizer.post_processor
     task.tokenizer.post_processor = None
@@ -189,12 +180,9 @@ def test_a_template_that_does_not_render_a_chat_is_answered_in_one_sentence(case
         ChatTemplate(text, {}).mark(CHAT)
 
 
-def test_the_same_chat_is_the_same_text_on_another_day_and_json_is_not_escaped():
+def test_the_same_chat_is_the_same_text_on_another_day_and_in_a_worker():
     text = "{{ strftime_now is defined }} {{ {'a': '<é>'} | tojson }} {{ eos_token }}"
     assert ChatTemplate(text, {"eos_token": "</s>"}).render(CHAT) == 'False {"a": "<é>"} </s>'
-
-
-def test_a_marked_text_survives_the_way_to_a_worker():
     text = MarkedText("a b", [(1, 3)], has_special_tokens=True)
     again = pickle.loads(pickle.dumps(text))
     assert (again, again.answers, again.has_special_tokens) == ("a b", ((1, 3),), True)

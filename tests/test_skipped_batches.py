@@ -151,21 +151,22 @@ def test_a_run_that_is_resumed_after_skipped_batches_goes_on_as_if_it_had_not_st
         assert torch.equal(value, part.module.state_dict()[name])
 
 
-def test_a_run_without_any_term_fails_and_says_where_to_look(tmp_path):
+def test_a_run_or_an_evaluation_without_any_term_fails_and_says_where_to_look(tmp_path):
     with pytest.raises(TrainingFailure, match=r"none of 5 batches had a loss term.*Look at the labels"):
         learn(tmp_path, unlabelled(0, 1, 2, 3), steps=5)
-
-
-def test_skipped_batches_have_no_loss_in_what_trackers_log():
-    report = StepReport(step=1, loss=math.nan, lr=0.1, tokens=9, rows=2, seconds=0.5, waited=0.0, is_skipped=True)
-    assert step_figures(report) == {"train/lr": 0.1, "train/tokens_per_second": 0}
-    assert StepMeter(CPU).read(report).speed == 0
-
-
-def test_rows_to_evaluate_with_that_all_lack_labels_are_refused():
     data, objective = unlabelled(0, 1, 2, 3), Ignoring(plain_task("tensors", (X,), None))
     with pytest.raises(DataError, match="no row of rows has a label that counts"):
         run_dataset(checkpoint().module, objective, data, CPU, 8, torch.no_grad)
+
+
+def test_skipped_batches_have_no_loss_in_logs_and_are_counted_in_the_result(tmp_path):
+    report = StepReport(step=1, loss=math.nan, lr=0.1, tokens=9, rows=2, seconds=0.5, waited=0.0, is_skipped=True)
+    assert step_figures(report) == {"train/lr": 0.1, "train/tokens_per_second": 0}
+    assert StepMeter(CPU).read(report).speed == 0
+    tuned, training = checkpoint(), TrainResult(torch.nn.Identity(), [1.0, math.nan], "", "")
+    result = FinetuneResult(tuned, tmp_path, {"loss": 1.0}, {"loss": 1.0}, training, "")
+    found = json.loads(json.dumps(summarize_tuned(result), allow_nan=False))
+    assert (found["losses"], found["skipped"]) == ([1.0, None], 1)
 
 
 def test_empty_transcripts_among_others_have_finite_losses_and_gradients():
@@ -177,10 +178,3 @@ def test_empty_transcripts_among_others_have_finite_losses_and_gradients():
     assert scores.grad.isfinite().all()
     none = align(scores.detach(), torch.zeros(3, 0, dtype=torch.int64), frames, torch.zeros(3, dtype=torch.int64), 4)[0]
     assert none.isfinite().all()
-
-
-def test_the_result_of_the_command_is_json_with_the_number_of_skipped_batches(tmp_path):
-    tuned, training = checkpoint(), TrainResult(torch.nn.Identity(), [1.0, math.nan], "", "")
-    result = FinetuneResult(tuned, tmp_path, {"loss": 1.0}, {"loss": 1.0}, training, "")
-    found = json.loads(json.dumps(summarize_tuned(result), allow_nan=False))
-    assert (found["losses"], found["skipped"]) == ([1.0, None], 1)

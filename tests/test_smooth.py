@@ -57,14 +57,11 @@ def test_division_and_multiplication_cancel_and_limits_hold_everything(width, se
     assert each.limits.high >= (rows / each.factors).max() * (1 - 1e-6) - 1e-6
 
 
-def test_even_channels_are_left_alone():
+def test_even_and_dead_channels_are_left_alone():
     rng = np.random.default_rng(0)
     rows = rng.choice([-1.0, 1.0], (200, 32)).astype(np.float32)
     weight = rng.choice([-1.0, 1.0], (32, 16)).astype(np.float32)
     assert find_smoothing(channels_of(rows), [weight]) is None
-
-
-def test_a_dead_channel_does_no_harm():
     rows, weight = data(outliers=20)
     rows[:, 5] = 0
     found = find_smoothing(channels_of(rows), [weight])
@@ -140,7 +137,7 @@ def test_attention_leaves_int8_before_any_layer_does():
     assert len(make({}, weights, nodes=ATTENTION)[0].rungs) == 3, "weight-only: attention is in float in any case"
 
 
-def test_sensitivity_is_measured_once_and_only_for_a_plan_between_the_first_and_the_last():
+def test_sensitivity_is_measured_once_for_plans_between_the_first_and_the_last_or_where_asked_for():
     ladder, measured = make({"table": 0.3, "small": 0.2, "large": 1.0})
     for rung in ladder.rungs:
         assert rung[0] is not None
@@ -151,14 +148,8 @@ def test_sensitivity_is_measured_once_and_only_for_a_plan_between_the_first_and_
     assert ladder.rungs[1][1].precision["small"] == "float16-weight"
     assert measured == ["table", "small", "large"]
     assert ladder.sensitivity == pytest.approx({"table": 0.3, "small": 0.2, "large": 1.0})
-
-
-def test_sensitivity_can_be_asked_for():
     ladder, measured = make({"table": 0.3, "small": 0.2, "large": 1.0}, measure=True)
     assert measured == ["table", "small", "large"] == list(ladder.sensitivity)
-
-
-def test_layers_that_stay_in_float_are_never_touched():
     ladder, measured = make({"table": 1.0, "small": 0.2}, {**LOWEST, "large": "float32"})
     for rung in ladder.rungs:
         assert {plan.precision["large"] for plan in rung} == {"float32"}

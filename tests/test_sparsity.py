@@ -23,7 +23,6 @@ from compress.quantize.rounding import round_weight
 from compress.statistics.layer_weights import weight_matrix
 from compress.statistics.moments import Moments
 from laconic import registry
-from laconic.cache import Cache
 from laconic.errors import RecipeError
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.processors import plain_task
@@ -37,12 +36,6 @@ ARGUMENTS = {"widths": [16, 24, 12, 8]}
 
 def stage(name: str, **config) -> Stage:
     return NamedStage(name=name, config=config).make_stage()
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    """One for all trainings, so that the processor's peak is measured once."""
-    return Cache(tmp_path_factory.mktemp("cache"))
 
 
 def checkpoint_of(module: nn.Module, **source) -> Checkpoint:
@@ -322,16 +315,6 @@ def test_a_run_that_was_killed_goes_on_and_gives_the_same(schedule, tmp_path, mo
     assert len(cuts) < 3 + 4
 
 
-def test_zeros_are_there_bit_for_bit_when_the_checkpoint_is_opened_again(tmp_path):
-    checkpoint = perceptron()
-    after = stage("prune.two-four").apply(checkpoint, torch_context(checkpoint, tmp_path))
-    after.save(tmp_path / "saved")
-    opened = Checkpoint.load(tmp_path / "saved", trust=True)
-    assert opened.key == after.key
-    assert all(torch.equal(weight, weights(after)[path]) for path, weight in weights(opened).items())
-    assert zeros(weights(opened)) == zeros(weights(after)) > 0
-
-
 @pytest.mark.parametrize("rounding", ["nearest", "adaround", "gptq"])
 def test_quantization_keeps_zeros_whichever_way_it_rounds(rounding, tmp_path):
     checkpoint = perceptron()
@@ -373,19 +356,13 @@ def test_a_pattern_that_names_nothing_is_refused(name, tmp_path):
         stage(name, keep=["layers.*"]).apply(checkpoint, context)
 
 
-def test_layers_with_no_inputs_of_four_are_refused_together(tmp_path):
+def test_layers_that_no_zeros_fit_and_techniques_that_cannot_keep_them_are_refused(tmp_path):
     checkpoint = checkpoint_of(Perceptron([6, 10, 3]))
     with pytest.raises(RecipeError, match="its 6 inputs are no multiple of 4"):
         stage("prune.two-four").apply(checkpoint, torch_context(checkpoint, tmp_path))
-
-
-def test_a_head_that_is_a_table_of_words_is_left_as_it_is(tmp_path):
     checkpoint = checkpoint_of(Tied())
     with pytest.raises(RecipeError, match="another module's"):
         stage("prune.unstructured").apply(checkpoint, torch_context(checkpoint, tmp_path))
-
-
-def test_a_technique_that_cannot_keep_zeros_is_refused(tmp_path):
     checkpoint = perceptron()
     heal = {"steps": 4, "techniques": ["lora"], "loader": {"workers": 0}}
     chosen = stage("prune.unstructured", schedule="training", heal=heal)

@@ -12,6 +12,7 @@ import pytest
 import soundfile
 import torch
 import transformers
+from contexts import tune
 from served import running
 from test_fleet import RATES
 
@@ -29,11 +30,9 @@ from laconic.runtimes.runtime import make_runtime
 from laconic.tasks.audio import make_tone
 from laconic.tasks.audio_preprocess import LogMelPreprocess
 from laconic.tasks.task import open_task
-from train.finetune.finetune import finetune
-from train.observers import ObserverSettings
 from train.planner.memory_plan import PredictionJob
 from train.planner.meta_model import open_meta_model
-from train.settings import Training, TrainingRecipe
+from train.settings import Training
 
 QUIET = Steps(quiet=True)
 RATE = 16_000
@@ -49,8 +48,6 @@ SETTINGS = {
     "older, named": {"forced_decoder_ids": [[1, 259], [2, 260], [3, 263]]},
     "older, overruled": {"forced_decoder_ids": [[1, 259], [2, 260]], "language": "en"},
 }
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -165,11 +162,9 @@ def write_speech(folder, count):
 
 def test_fine_tuning_teaches_what_is_said(tmp_path):
     source = models.save_whisper(tmp_path / "source", language="en", task="transcribe", max_new_tokens=8)
-    settings = {"batch_size": 16, "steps": 60, "optimizer": {"name": "adamw", "config": {"lr": 0.01}}, "generate": 2}
     rows = write_speech(tmp_path, 60)
-    recipe = TrainingRecipe.load(None, source=str(source), data={"train": str(rows)}, loader={"workers": 0}, **settings)
-    observers, cache = ObserverSettings(quiet=True), Cache(tmp_path / "cache")
-    tuned = finetune(recipe, tmp_path / "tuned", observers=observers, steps=QUIET, cache=cache)
+    cache = Cache(tmp_path / "cache")
+    tuned = tune(source, rows, tmp_path / "tuned", cache, lr=0.01, batch_size=16, steps=60, generate=2)
     assert tuned.after["loss"] < tuned.before["loss"] / 3
     told = json.loads((tmp_path / "tuned" / "training" / "answers.jsonl").read_text().splitlines()[-1])
     assert told["given"].endswith(".wav")
@@ -256,13 +251,23 @@ def test_what_is_no_recording_is_refused_in_one_sentence(folder, value, told):
         load_source(folder).task.parse(value)
 
 
-def test_recordings_of_other_rates_are_resampled_to_the_one_of_the_model(folder):
+def test_recordings_are_resampled_and_word_accuracy_is_that_of_the_likeliest_tokens(folder):
     task = load_source(folder).task
     waveform = make_tone(np.random.default_rng(0), 8000, 8000)
     assert task.parse(encode(waveform, 8000)).shape == (16, 100)
     found = task.parse({"array": waveform.tolist(), "sampling_rate": 8000})
     np.testing.assert_allclose(task.parse(encode(waveform, 8000)), found, atol=1e-2)
     np.testing.assert_array_equal(task.parse(found), found)
+    task = load_source(folder).task
+    labels = [list(task.encode_text(text, prefix=(258, 263))) for text in ("a b", "a b c")]
+    tokens = np.zeros((2, max(map(len, labels))), np.int64)
+    for row, label in zip(tokens, labels, strict=True):
+        row[: len(label)] = label
+    tokens[0, 0] = tokens[1, 1] = 5  # language and forced tokens are no words
+    tokens[1, 4] = task.tokenizer.token_to_id("x")
+    score = task.scorer({"tokens": tokens}, labels)
+    assert score(np.array([0])) == 1
+    assert score(np.array([0, 1])) == pytest.approx(1 - 1 / 5)
 
 
 @pytest.mark.parametrize(
@@ -318,16 +323,3 @@ def test_the_files_of_another_model_are_refused(plain, tmp_path):
         (tmp_path / "preprocess.json").write_text(json.dumps(settings | changes))
         with pytest.raises(CorruptArtifact):
             open_task("speech-to-text", tmp_path, plain.manifest.inputs)
-
-
-def test_word_accuracy_is_that_of_the_likeliest_tokens_behind_the_prompt(folder):
-    task = load_source(folder).task
-    labels = [list(task.encode_text(text, prefix=(258, 263))) for text in ("a b", "a b c")]
-    tokens = np.zeros((2, max(map(len, labels))), np.int64)
-    for row, label in zip(tokens, labels, strict=True):
-        row[: len(label)] = label
-    tokens[0, 0] = tokens[1, 1] = 5  # language and forced tokens are no words
-    tokens[1, 4] = task.tokenizer.token_to_id("x")
-    score = task.scorer({"tokens": tokens}, labels)
-    assert score(np.array([0])) == 1
-    assert score(np.array([0, 1])) == pytest.approx(1 - 1 / 5)

@@ -61,20 +61,14 @@ def test_what_does_not_fit_is_refused_in_a_sentence(array, message):
         TensorSpec(name="x", dtype="float32", shape=("batch", 3)).check(array)
 
 
-def test_an_unknown_dtype_is_refused():
+def test_unknown_dtypes_and_tensors_that_are_missing_or_disagree_are_named():
     with pytest.raises(ValidationError, match="unknown dtype 'float8'"):
         TensorSpec(name="x", dtype="float8", shape=())
-
-
-def test_tensors_that_share_an_axis_must_agree():
     pair = tuple(TensorSpec(name=name, dtype="int64", shape=("batch", "seq")) for name in ("ids", "mask"))
     good = {"ids": np.ones((2, 5), np.int64), "mask": np.ones((2, 5), np.int64)}
     check_inputs(pair, good)
     with pytest.raises(InputError, match="'mask' has 4 along axis 'seq', another input has 5"):
         check_inputs(pair, good | {"mask": np.ones((2, 4), np.int64)})
-
-
-def test_missing_and_unknown_tensors_are_named():
     spec = (TensorSpec(name="x", dtype="float32", shape=("batch",)),)
     with pytest.raises(InputError, match=r"missing \['x'\]"):
         check_inputs(spec, {})

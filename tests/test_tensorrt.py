@@ -161,7 +161,7 @@ def make_spec(path, **changed):
     )
 
 
-def test_everything_that_an_engine_depends_on_changes_its_key(tmp_path):
+def test_everything_that_an_engine_depends_on_changes_its_key_and_timings_are_shared_on_a_device(tmp_path):
     path = save(make_mlp(), tmp_path / "model.onnx")
     changed = [
         {"gpu": "NVIDIA L4"},
@@ -177,6 +177,10 @@ def test_everything_that_an_engine_depends_on_changes_its_key(tmp_path):
     keys.add(make_spec(path).key)
     assert len(keys) == len(changed) + 2
     assert make_spec(path).key == make_spec(path).key
+    first = make_spec(save(make_mlp(), tmp_path / "first.onnx"))
+    second = make_spec(save(make_mlp(np.ones((8, 4), np.float32)), tmp_path / "second.onnx"))
+    assert first.device_key == second.device_key
+    assert first.device_key != make_spec(tmp_path / "first.onnx", tensorrt="11.5").device_key
 
 
 def test_the_key_holds_the_external_data(tmp_path):
@@ -190,13 +194,6 @@ def test_the_key_holds_the_external_data(tmp_path):
     (tmp_path / "data").unlink()
     with pytest.raises(RuntimeFailure, match=r"model\.onnx.*external data"):
         make_spec(path)
-
-
-def test_timings_are_shared_by_all_models_on_one_device(tmp_path):
-    first = make_spec(save(make_mlp(), tmp_path / "first.onnx"))
-    second = make_spec(save(make_mlp(np.ones((8, 4), np.float32)), tmp_path / "second.onnx"))
-    assert first.device_key == second.device_key
-    assert first.device_key != make_spec(tmp_path / "first.onnx", tensorrt="11.5").device_key
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00not a model", None])
@@ -244,13 +241,11 @@ def test_a_damaged_engine_is_removed_with_a_warning(spoil, store, caplog):
     assert not path.exists()
 
 
-def test_an_engine_of_another_gpu_is_not_used(store, caplog):
+def test_an_engine_of_another_gpu_is_not_used_and_one_that_cannot_be_written_leaves_nothing(store, caplog, monkeypatch):
     store.write("key.engine", b"engine bytes", {"gpu": "a"})
     assert store.read("key.engine", {"gpu": "b"}) is None
     assert "made for another" in caplog.text
 
-
-def test_an_engine_that_cannot_be_written_leaves_nothing(store, monkeypatch):
     def fail(*_):
         raise OSError("disk full")
 
@@ -407,7 +402,7 @@ def test_text_without_details_gives_no_kernels(text):
 # ---- what TensorRT says
 
 
-def test_an_operator_that_tensorrt_lacks_is_named():
+def test_an_operator_that_tensorrt_lacks_and_too_little_memory_are_told_apart():
     problems = [
         ParserProblem("det", "Det", "no importer registered for op: Det.", True),
         ParserProblem("", "", "x", False),
@@ -416,9 +411,6 @@ def test_an_operator_that_tensorrt_lacks_is_named():
     assert text.startswith("TensorRT lacks Det 'det' (no importer registered for op: Det), and 1 more. ")
     assert explain_parser(problems[1:]).startswith("the parser refused the model (x)")
     assert explain_parser([]).startswith("the parser gave no reason")
-
-
-def test_too_little_memory_is_told_apart():
     assert "too little memory" in explain_builder(["[defaultAllocator.cpp] OutOfMemory: requested 4096 bytes"])
     assert explain_builder(["first", "no implementation\nfor node."]).startswith("no implementation for node. ")
     assert explain_builder([]).startswith("the builder gave no reason")
@@ -477,10 +469,16 @@ def test_what_is_used_of_tensorrt_exists_in_its_python_bindings(module):
     assert find_unknown(tree) == []
 
 
-def test_a_name_that_tensorrt_lacks_would_be_found():
+def test_a_name_that_tensorrt_lacks_would_be_found_and_the_surface_holds_what_is_used():
     assert find_unknown(ast.parse("config.set_flag(trt.BuilderFlag.INT8)")) == ["BuilderFlag.INT8"]
     assert find_unknown(ast.parse("self._engine.device_memory_size")) == ["ICudaEngine.device_memory_size"]
     assert find_unknown(ast.parse("trt.IInt8Calibrator()")) == ["IInt8Calibrator"]
+    trees = [ast.parse((HOME / "laconic" / "runtimes" / name).read_text(encoding="utf-8")) for name in MODULES]
+    used = {name for tree in trees for name, _ in find_uses(tree)}
+    assert used == set(SURFACE["classes"])
+    assert all(members == sorted(members) for members in SURFACE["classes"].values())
+    version = SURFACE["tensorrt"]
+    assert f'"tensorrt-cu13>={".".join(version.split(".")[:2])},<12"' in (HOME / "pyproject.toml").read_text()
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -493,18 +491,6 @@ def test_objects_of_tensorrt_are_held_by_variables_whose_class_is_known(module):
                 (target,) = node.targets
                 name = target.id if isinstance(target, ast.Name) else target.attr
                 assert name.lstrip("_") in VARIABLES
-
-
-def test_the_surface_holds_what_is_used_and_no_more():
-    trees = [ast.parse((HOME / "laconic" / "runtimes" / name).read_text(encoding="utf-8")) for name in MODULES]
-    used = {name for tree in trees for name, _ in find_uses(tree)}
-    assert used == set(SURFACE["classes"])
-    assert all(members == sorted(members) for members in SURFACE["classes"].values())
-
-
-def test_the_extra_asks_for_the_version_whose_interface_was_checked():
-    version = SURFACE["tensorrt"]
-    assert f'"tensorrt-cu13>={".".join(version.split(".")[:2])},<12"' in (HOME / "pyproject.toml").read_text()
 
 
 # ---- the engine

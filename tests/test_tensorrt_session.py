@@ -170,9 +170,12 @@ def test_sparse_weights_ask_for_sparse_kernels_and_nothing_computes_in_tf32(make
             assert session._engine.content["flags"] == flags
 
 
-def test_kernels_are_those_of_the_inspector(make_engine, model):
+def test_kernels_are_those_of_the_inspector_and_arrays_in_pieces_are_taken(make_engine, model):
     with make_engine().open(model) as session:
         assert [(each.node, each.precision) for each in session.kernels()] == [("fc/MatMul", "float32")]
+    wide = np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)
+    with make_engine().open(model) as session:
+        assert session.run({"x": wide[:, ::2]})["y"] == pytest.approx(wide[:, ::2] @ WEIGHT, abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -191,19 +194,10 @@ def test_what_does_not_fit_fails_by_name_and_the_session_goes_on(batch, words, m
         assert session.run(inputs(2))["y"].shape == (2, 4)
 
 
-def test_arrays_that_do_not_lie_in_one_piece_are_taken(make_engine, model):
-    wide = np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)
-    with make_engine().open(model) as session:
-        assert session.run({"x": wide[:, ::2]})["y"] == pytest.approx(wide[:, ::2] @ WEIGHT, abs=1e-5)
-
-
-def test_an_operator_that_tensorrt_lacks_is_named(make_engine, tmp_path):
-    path = save(tmp_path / "model.onnx", helper.make_node("Det", ["h"], ["y"], "head/Det"))
-    with pytest.raises(RuntimeFailure, match=r"model\.onnx: TensorRT lacks Det 'head/Det'"):
+def test_an_operator_that_tensorrt_lacks_and_too_little_memory_to_build_are_told(make_engine, tmp_path, model):
+    path = save(tmp_path / "det.onnx", helper.make_node("Det", ["h"], ["y"], "head/Det"))
+    with pytest.raises(RuntimeFailure, match=r"det\.onnx: TensorRT lacks Det 'head/Det'"):
         make_engine().open(path)
-
-
-def test_too_little_memory_to_build_is_told(make_engine, model):
     with pytest.raises(RuntimeFailure, match=r"model\.onnx: the GPU has too little memory to build"):
         make_engine(workspace=16).open(model)
 
@@ -248,12 +242,9 @@ def test_without_a_driver_that_is_new_enough_the_model_is_refused(driver, words,
         make_engine().open(model)
 
 
-def test_bounds_of_an_unknown_axis_are_bad_use(make_engine, model):
+def test_bounds_of_an_unknown_axis_and_types_that_numpy_lacks_are_refused(make_engine, model, tensorrt):
     with pytest.raises(UsageError, match="axis 'rows', which no input has"):
         make_engine(shapes={"rows": (1, 2, 3)}).open(model)
-
-
-def test_an_input_type_that_numpy_lacks_is_refused(make_engine, model, tensorrt):
     with pytest.raises(RuntimeFailure, match=r"'x' is DataType.BF16, which numpy lacks"):
         tensorrt.find_dtype("x", tensorrt.trt.DataType.BF16)
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from contexts import tune
 from served import running
 
 from compress.pipeline import compress
@@ -39,9 +40,6 @@ from laconic.runtimes.runtime import make_runtime
 from laconic.tasks.decoder_tensors import GROUPS, group_probabilities
 from laconic.tasks.task import open_task
 from laconic.tasks.text2text_generation import TargetedText
-from train.finetune.finetune import finetune
-from train.observers import ObserverSettings
-from train.settings import TrainingRecipe
 
 QUIET = Steps(quiet=True)
 FAMILIES = {"t5": models.save_t5, "bart": models.save_bart_writer}
@@ -55,8 +53,6 @@ SETTINGS = {
     "forced, then suppressed": {"forced_bos_token_id": 7, "begin_suppress_tokens": (23, 8, 30)},
     "two ends": {"eos_token_id": (3, 8, 30)},
 }
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +116,7 @@ def test_settings_of_generation_do_what_those_of_transformers_do(family, changes
     np.testing.assert_array_equal(found, write_by_transformers(checkpoint, source, generation))
 
 
-def test_both_parts_answer_a_target_as_the_whole_graph(family):
+def test_both_parts_answer_a_target_as_the_whole_graph_and_the_encoder_computes_all_of_the_source(family):
     checkpoint, whole, parts = family
     targets = checkpoint.task.sample_inputs({"batch": 3, "seq": 9, "target": 6, "past": 0})
     with open_model(parts, OnnxRuntime().open) as session:
@@ -129,9 +125,6 @@ def test_both_parts_answer_a_target_as_the_whole_graph(family):
         np.testing.assert_array_equal(found["tokens"], wanted["tokens"])
         with pytest.raises(RuntimeFailure, match="nothing says how this model writes"):
             session.run(encode(checkpoint.task))
-
-
-def test_the_encoder_computes_all_that_depends_on_the_source_alone(family):
     _checkpoint, _, parts = family
     with open_model(parts, OnnxRuntime().open) as session:
         layers = [kernel.node for kernel in session.decoder.kernels()]
@@ -274,13 +267,10 @@ def test_settings_of_generation_out_of_bounds_are_refused(artifact, tmp_path, ch
         open_task("text2text-generation", tmp_path, made.manifest.inputs)
 
 
-def test_settings_that_would_change_answers_are_refused_where_they_are_not_implemented(tmp_path):
+def test_models_with_settings_or_caches_or_vocabularies_that_are_not_implemented_are_refused(tmp_path):
     source = models.save_t5(tmp_path / "t5", bad_words_ids=[[5]], encoder_no_repeat_ngram_size=3)
     with pytest.raises(SourceError, match="sets encoder_no_repeat_ngram_size, bad_words_ids, which"):
         load_source(source)
-
-
-def test_models_that_keep_no_such_cache_and_vocabularies_of_two_languages_are_refused(tmp_path):
     config = transformers.SwitchTransformersConfig(
         vocab_size=40, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_decoder_layers=2, num_heads=4, num_experts=2,
         decoder_start_token_id=0,
@@ -325,21 +315,18 @@ def test_engines_that_run_no_decoder_with_a_cache_are_refused_in_one_sentence(fo
         EngineOption(engine, "float32").build(graph, Plan({}, {}), tmp_path / MODEL)
 
 
-def test_beams_and_sampling_are_told(tmp_path):
+def test_beams_and_sampling_are_told_and_lengths_are_those_of_the_settings_or_a_default(tmp_path):
     generation = load_source(models.save_t5(tmp_path / "t5", num_beams=4)).task.generation
     assert "searches with 4 beams" in generation.describe_difference()
     assert "samples" in generation.model_copy(update={"do_sample": True}).describe_difference()
     assert generation.model_copy(update={"num_beams": 1}).describe_difference() is None
-
-
-def test_lengths_are_those_of_the_settings_or_a_default(tmp_path):
     assert load_source(models.save_t5(tmp_path / "a")).task.generation.max_new_tokens == 256
     assert load_source(models.save_t5(tmp_path / "b", max_length=30)).task.generation.max_new_tokens == 29
     assert load_source(models.save_t5(tmp_path / "c", max_new_tokens=30)).task.generation.max_new_tokens == 30
     assert load_source(models.save_bart_writer(tmp_path / "d")).task.generation.max_new_tokens == 64  # its positions
 
 
-def test_samples_come_with_targets_or_without(tmp_path):
+def test_samples_come_with_targets_or_without_and_begin_with_a_forced_token(tmp_path):
     task = load_source(models.save_bart_writer(tmp_path / "m")).task
     path = tmp_path / "rows.jsonl"
     path.write_text('{"text": "hello world", "target": "a b"}\n{"text": "b", "label": "world"}')
@@ -362,9 +349,6 @@ def test_samples_come_with_targets_or_without(tmp_path):
     path.write_text('{"text": "hello", "target": "hello"}\n{"text": "hello", "target": "hello world"}')
     with pytest.raises(DataError, match="row 2: the text to write has a token with the id"):
         read(path, task)
-
-
-def test_a_text_of_another_language_begins_with_the_token_that_is_forced(tmp_path):
     task = load_source(models.save_bart_writer(tmp_path / "m", forced_bos_token_id=7)).task
     assert task.encode_text("hello world")[:2] == (7, task.tokenizer.token_to_id("hello"))
     assert task.encode_text("hello world")[-1] == 3
@@ -391,18 +375,8 @@ def test_fine_tuning_teaches_what_to_write(tmp_path):
     task = load_source(source).task
     rows = [{"text": text, "target": "hello world"} for text in task.examples(64)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    recipe = TrainingRecipe.load(
-        None,
-        source=str(source),
-        data={"train": str(tmp_path / "rows.jsonl")},
-        loader={"workers": 0},
-        batch_size=16,
-        steps=40,
-        optimizer={"name": "adamw", "config": {"lr": 0.01}},
-        generate=2,
-    )
-    observers, cache = ObserverSettings(quiet=True), Cache(tmp_path / "cache")
-    tuned = finetune(recipe, tmp_path / "tuned", observers=observers, steps=QUIET, cache=cache)
+    rows, cache = tmp_path / "rows.jsonl", Cache(tmp_path / "cache")
+    tuned = tune(source, rows, tmp_path / "tuned", cache, lr=0.01, batch_size=16, steps=40, generate=2)
     assert tuned.after["loss"] < tuned.before["loss"] / 2
     assert tuned.after["perplexity"] == pytest.approx(np.exp(tuned.after["loss"]))
     told = (tmp_path / "tuned" / "training" / "answers.jsonl").read_text().splitlines()

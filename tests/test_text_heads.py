@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 from artifacts import text_inputs
+from contexts import tune
 from served import running
 
 from compress.pipeline import compress
@@ -27,9 +28,6 @@ from laconic.tasks.text import WORDS
 from laconic.tasks.text_ranking import TextRanking
 from laconic.tasks.text_regression import TextRegression
 from laconic.tasks.token_classification import TokenClassification
-from train.finetune.finetune import finetune
-from train.observers import ObserverSettings
-from train.settings import TrainingRecipe
 
 QUIET = Steps(quiet=True)
 TEXTS = ["the model answers fast", "every request waits for its turn and the memory"]
@@ -134,16 +132,6 @@ FILL_MASK = Family(
 each_family = pytest.mark.parametrize("name", FAMILIES)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return Cache(tmp_path_factory.mktemp("cache"))
-
-
 def flatten(value: Any) -> tuple[list[str], list[float]]:
     """The words and the numbers in a value, in order."""
     if isinstance(value, (list, tuple)):
@@ -180,16 +168,8 @@ def test_answers_over_http_are_those_of_the_pipeline_and_the_verdict_has_the_met
 def test_a_masked_token_is_predicted_as_by_the_pipeline_and_learnt_from_plain_texts(tmp_path, cache):
     folder = models.save_masked_bert(tmp_path / "model")
     check_answers(FILL_MASK, folder, tmp_path, cache)
-    recipe = TrainingRecipe.load(
-        None,
-        source=str(folder),
-        data={"train": str(FILL_MASK.write_rows(tmp_path / "texts.jsonl", 80))},
-        loader={"workers": 0},
-        batch_size=16,
-        steps=10,
-        optimizer={"name": "adamw", "config": {"lr": 0.003}},
-    )
-    tuned = finetune(recipe, tmp_path / "tuned", observers=ObserverSettings(quiet=True), steps=QUIET, cache=cache)
+    rows = FILL_MASK.write_rows(tmp_path / "texts.jsonl", 80)
+    tuned = tune(folder, rows, tmp_path / "tuned", cache, batch_size=16, steps=10)
     assert tuned.after["loss"] < tuned.before["loss"]
     assert "masked-token accuracy" in tuned.after
 
@@ -209,17 +189,9 @@ def test_a_masked_model_without_a_mask_token_is_refused(tmp_path):
 @each_family
 def test_a_bare_encoder_learns_it_from_rows(name, tmp_path, cache):
     family = FAMILIES[name]
-    models.save_bert(tmp_path / "model", transformers.BertModel)
-    given = {"batch_size": 16, "steps": 10, "optimizer": {"name": "adamw", "config": {"lr": 0.003}}}
-    recipe = TrainingRecipe.load(
-        None,
-        source=str(tmp_path / "model"),
-        task=family.task,
-        data={"train": str(family.write_rows(tmp_path / "rows.jsonl", 80))},
-        loader={"workers": 0},
-        **given,
-    )
-    tuned = finetune(recipe, tmp_path / "tuned", observers=ObserverSettings(quiet=True), steps=QUIET, cache=cache)
+    source = models.save_bert(tmp_path / "model", transformers.BertModel)
+    rows = family.write_rows(tmp_path / "rows.jsonl", 80)
+    tuned = tune(source, rows, tmp_path / "tuned", cache, task=family.task, batch_size=16, steps=10)
     assert tuned.after["loss"] < tuned.before["loss"]
     assert tuned.checkpoint.task.metric in tuned.after
     assert load_source(tmp_path / "tuned").task.labels == tuned.checkpoint.task.labels
@@ -283,15 +255,12 @@ def test_what_is_no_number_is_no_score(label):
         make(TextRegression).parse_label(label, "")
 
 
-def test_labels_of_a_head_with_other_outputs_are_refused():
+def test_labels_of_a_head_with_other_outputs_or_without_a_relevance_are_refused():
     with pytest.raises(DataError, match="holds 2 numbers, and the model answers with 1"):
         make(TextRegression, labels=("score",)).parse_label([1, 2], "")
     with pytest.raises(DataError, match="1 to 2 numbers"):
         TextRegression.new_classes([1, [1, 2]], ())
     assert TextRegression.new_classes([[1, 2]], ("score",)) == ("0", "1")
-
-
-def test_a_relevance_is_between_zero_and_one_and_belongs_to_a_pair():
     with pytest.raises(DataError, match="no relevance"):
         make(TextRanking).parse_label(2, "")
 
@@ -343,16 +312,13 @@ def test_what_is_no_entity_of_the_text_is_refused(label, message):
         make(TokenClassification, labels=("O", "B-PER")).parse_label(label, "hello a")
 
 
-def test_an_entity_counts_where_its_ends_are_right():
+def test_an_entity_counts_where_its_ends_are_right_and_padding_does_not_count_for_fidelity():
     task = make(TokenClassification, labels=("O", "B-PER", "I-PER"))
     label = [-100, 1, 2, 0, 1, -100]
     right = {"y": np.eye(3)[[0, 1, 2, 0, 1, 0]][None]}
     half = {"y": np.eye(3)[[0, 1, 0, 0, 1, 0]][None]}
     assert task.scorer(right, [label])(np.array([0])) == 1
     assert task.scorer(half, [label])(np.array([0])) == 0.5
-
-
-def test_padding_does_not_count_for_fidelity():
     task = make(TokenClassification, labels=("O", "B-PER"))
     alone, padded = np.ones((1, 2, 2)), np.concatenate([np.ones((1, 2, 2)), np.zeros((1, 3, 2))], axis=1)
     assert task.fidelity({"y": alone}, {"y": padded}) == pytest.approx([1])
@@ -365,29 +331,6 @@ def save_answerer(folder: Path) -> Path:
     return models.save_bert(folder, transformers.BertForQuestionAnswering, **labels)
 
 
-def test_a_question_is_answered_from_its_context_over_http(tmp_path, cache):
-    folder = save_answerer(tmp_path / "model")
-    recipe = Recipe.parse({"source": str(folder), "stages": [], "runtimes": ["onnxruntime"]})
-    artifact = export(recipe, tmp_path / "m.laconic", steps=QUIET, cache=cache).artifact
-    sample = {"question": "the time", "context": "The model answers; every request waits for its turn."}
-    with running(artifact.path) as server, server.client() as http:
-        answer = http.post("/v1/models/m/predict", json={"inputs": sample})
-        wrong = http.post("/v1/models/m/predict", json={"inputs": {"question": "the time"}})
-        long = http.post("/v1/models/m/predict", json={"inputs": sample | {"question": "the " * 99}})
-    (found,) = answer.json()["answers"]
-    assert found["answer"] == sample["context"][found["start"] : found["end"]]
-    assert (wrong.status_code, long.status_code) == (400, 400)
-    assert "leaves no room" in long.json()["error"]
-    own, tokens = load_source(folder).module.model, transformers.AutoTokenizer.from_pretrained(folder)
-    inputs = tokens(sample["question"], sample["context"], return_tensors="pt")
-    with torch.no_grad():
-        logits = own(**inputs)
-    kept = [index for index, part in enumerate(inputs.sequence_ids()) if part == 1]
-    start, end = (each[0, [0, *kept]].softmax(0)[1:] for each in (logits.start_logits, logits.end_logits))
-    best = (start[:, None] * end[None, :]).triu().tril(14).max()
-    assert found["score"] == pytest.approx(float(best), abs=1e-4)
-
-
 def test_a_long_context_is_answered_in_windows_as_transformers_cuts_them(tmp_path, cache):
     folder = save_answerer(tmp_path / "model")
     recipe = Recipe.parse({"source": str(folder), "stages": [], "runtimes": ["onnxruntime"]})
@@ -396,6 +339,13 @@ def test_a_long_context_is_answered_in_windows_as_transformers_cuts_them(tmp_pat
     question = "the time"
     contexts = [" ".join(rng.choice(WORDS, length)) for length in (4, 70, 400)]
     with running(artifact.path, max_rows=20) as server, server.client() as http:
+        for wrong, said in (
+            ({"question": "the"}, "context"),
+            ({"question": "the " * 99, "context": "a"}, "leaves no room"),
+        ):
+            refused = http.post("/v1/models/m/predict", json={"inputs": wrong})
+            assert refused.status_code == 400
+            assert said in refused.json()["error"]
         samples = [{"question": question, "context": context} for context in contexts]
         answers = http.post("/v1/models/m/predict", json={"inputs": samples}).json()["answers"]
         alone = http.post("/v1/models/m/predict", json={"inputs": samples[2]}).json()["answers"]
@@ -434,7 +384,7 @@ def test_a_long_context_is_answered_in_windows_as_transformers_cuts_them(tmp_pat
 
 
 def test_an_encoder_learns_to_answer_questions(tmp_path, cache):
-    models.save_bert(tmp_path / "model", transformers.BertModel)
+    source = models.save_bert(tmp_path / "model", transformers.BertModel)
     rng = np.random.default_rng(0)
     rows = []
     for _ in range(60):
@@ -443,17 +393,8 @@ def test_an_encoder_learns_to_answer_questions(tmp_path, cache):
         answers = {"text": ["fast"], "answer_start": [context.index("fast")]}
         rows.append({"question": "how", "context": context, "answers": answers})
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    recipe = TrainingRecipe.load(
-        None,
-        source=str(tmp_path / "model"),
-        task="question-answering",
-        data={"train": str(tmp_path / "rows.jsonl")},
-        loader={"workers": 0},
-        batch_size=16,
-        steps=10,
-        optimizer={"name": "adamw", "config": {"lr": 0.003}},
-    )
-    tuned = finetune(recipe, tmp_path / "tuned", observers=ObserverSettings(quiet=True), steps=QUIET, cache=cache)
+    settings = {"task": "question-answering", "batch_size": 16, "steps": 10}
+    tuned = tune(source, tmp_path / "rows.jsonl", tmp_path / "tuned", cache, **settings)
     assert tuned.after["loss"] < tuned.before["loss"]
     assert 0 <= tuned.after["token F1"] <= 1
 

@@ -58,21 +58,15 @@ WARM = 2
 UNEVEN = (0.1, 0.2, 0.3)
 
 
-def test_timing_stops_when_the_ratio_is_known():
+def test_timing_stops_when_the_ratio_is_known_and_large_batches_of_a_slow_model_are_run_less_often():
     assert time_runs(0.1) == [WARM + LEAST_ROUNDS] * 3
     assert time_runs(*UNEVEN) == [WARM + ROUNDS] * 3
-
-
-def test_large_batches_of_a_slow_model_are_run_less_often():
     one, *_, four = time_runs(0.5, 0.9, 0.7)
     assert (one, four) == (WARM + ROUNDS, WARM + LEAST_ROUNDS)
 
 
-def test_batches_that_would_take_too_long_are_left_out():
+def test_batches_that_would_take_too_long_are_left_out_unless_there_is_no_limit():
     assert time_runs(6.0) == [1 + LEAST_ROUNDS, 0, 0]
-
-
-def test_without_a_limit_all_rounds_of_all_batches_are_run():
     assert time_runs(5.0, patience=math.inf) == [1 + ROUNDS] * 3
 
 

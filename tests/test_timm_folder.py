@@ -178,14 +178,11 @@ def test_a_transform_with_other_rules_is_refused(save, monkeypatch):
         load_source(folder)
 
 
-def test_without_timm_the_extra_is_named(save, monkeypatch):
+def test_a_timm_that_is_missing_or_does_not_import_is_told(save, monkeypatch, tmp_path):
     folder, _ = save(num_classes=3)
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(MissingPackage, match=r"pip install 'laconic\[timm\]'"):
         load_source(folder)
-
-
-def test_a_timm_that_does_not_import_is_told(save, monkeypatch, tmp_path):
     folder, _ = save(num_classes=3)
     (tmp_path / "timm.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
     for name in [each for each in sys.modules if each.partition(".")[0] == "timm"]:

@@ -40,8 +40,7 @@ MOMENTS = (
 
 
 @pytest.fixture(autouse=True)
-def one_thread(monkeypatch, tmp_path):
-    torch.set_num_threads(1)
+def log(monkeypatch, tmp_path):
     monkeypatch.setenv(LOG, str(tmp_path / "log"))
 
 
@@ -135,7 +134,7 @@ def test_stages_of_the_same_settings_never_share_a_result(source, monkeypatch):
     assert lines(source).count("begin 0.05") == 2
 
 
-def test_what_each_stage_gained_and_cost_is_counted(source):
+def test_what_each_stage_gained_and_cost_is_counted_with_its_zeros(source):
     made = perturbations(source, 0.05, 0.02)
     start, first, second = made.report["stages"]
     assert start["stage"] == "source"
@@ -148,9 +147,6 @@ def test_what_each_stage_gained_and_cost_is_counted(source):
     assert "killed_runs:Perturb" in page
     assert page.count("<svg") == 2
     assert str(source) not in page + (made.path / JSON).read_text()
-
-
-def test_a_footprint_counts_zeros(source):
     checkpoint = laconic.load(perturbations(source, 0.05).path, trust=True)
     with torch.no_grad():
         next(checkpoint.module.parameters())[:4] = 0
@@ -160,7 +156,7 @@ def test_a_footprint_counts_zeros(source):
     assert found.multiply_adds == 6 * 8 + 8 * 3
 
 
-def test_a_checkpoint_is_opened_and_compressed_again(source):
+def test_a_checkpoint_is_opened_and_looked_at_and_compressed_again(source):
     made = perturbations(source, 0.05)
     with pytest.raises(SourceError, match="--trust"):
         laconic.load(made.path)
@@ -177,9 +173,6 @@ def test_a_checkpoint_is_opened_and_compressed_again(source):
         "killed_runs:Perturb",
     ]
     assert [stage["stage"] for stage in again.report["stages"]] == ["source", "killed_runs:Perturb"]
-
-
-def test_what_a_checkpoint_has_been_through_can_be_looked_at_again(source):
     made = perturbations(source, 0.05)
     assert read_report(made.path) == made.report
     (made.path / "report.json").write_text('{"task": "tensors", "drift": 3}')
@@ -235,9 +228,6 @@ def record(stage):
 def test_what_a_later_stage_has_broken_does_not_stand():
     history = [record("quantize.qat"), record("prune.heads"), record("prune.two-four"), record("distill.heal")]
     assert [each.stage for each in find_intact_records(history)] == ["prune.heads", "prune.two-four", "distill.heal"]
-
-
-def test_a_stage_that_breaks_what_the_source_came_with_is_found():
     cut = registry.resolve("stage", "factorize.low-rank")()
     history = [record("killed_runs:Perturb"), record("prune.two-four")]
     with registry.trust_addresses(True):

@@ -17,7 +17,6 @@ from train.settings import Training
 from train.step.train_step import train_step
 from train.trainer import start_training
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 STEPS, DECAY = 5, 0.3
 
 

@@ -1,8 +1,10 @@
 """Tiny models that learn, for tests of how they are trained."""
 
+import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from torch import Tensor, nn
@@ -10,6 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from laconic.models.language_model import disable_packing_detection
 from train.offload.host_memory import HostMemory
+from train.planner.simulate import fakify, simulate, trace_memory
 from train.step.objective import TARGETS, Batch, Objective
 from train.step.step_parts import StepParts
 from train.step.technique import Technique
@@ -123,3 +126,39 @@ def build(make: Callable[[], nn.Module]) -> nn.Module:
     """The same weights every time; numbers drawn later are the same too."""
     torch.manual_seed(0)
     return make()
+
+
+def trained(
+    make: Callable[[], nn.Module],
+    batch: Batch,
+    techniques: Iterable[Technique] = (),
+    rows: int | None = None,
+    steps: int = 5,
+    clip: float | None = 1.0,
+) -> tuple[list[float], dict[str, Tensor]]:
+    """Losses, and the weights learned."""
+    state = make_state(build(make), techniques, rows)
+    losses = learn(state, batch, steps, clip)
+    return losses, state.finish().state_dict()
+
+
+def assert_same(found: tuple[list[float], dict[str, Tensor]], wanted: tuple[list[float], dict[str, Tensor]]) -> None:
+    """The same losses and weights."""
+    assert found[0] == pytest.approx(wanted[0], abs=1e-5)
+    assert list(found[1]) == list(wanted[1])
+    for name, weight in wanted[1].items():
+        torch.testing.assert_close(found[1][name], weight, atol=1e-3, rtol=0)
+
+
+def trace_courses(make: Callable[[], nn.Module], batch: Batch, techniques: Iterable[Technique]) -> tuple[Any, Any]:
+    """The course of memory, simulated and watched on real tensors."""
+    module = build(make)
+    twin = copy.deepcopy(module)
+
+    def fake() -> tuple[TrainState, Batch]:
+        return make_state(fakify(twin), techniques), {name: torch.empty_like(each) for name, each in batch.items()}
+
+    def real() -> tuple[TrainState, Batch]:
+        return make_state(module, techniques), {name: each.clone() for name, each in batch.items()}
+
+    return simulate(fake), trace_memory(real, torch.device("cpu"))
