@@ -47,14 +47,15 @@ class Criterion(BaseModel, ABC):
 
     @abstractmethod
     def score(self, statistics: LayerStatistics) -> Tensor:
-        """The importance of each weight, [out, in] float32, not negative: the higher, the more the output would change
-        without the weight."""
+        """Return the importance of each weight, [out, in] float32, not negative: the higher, the more the output would
+        change without the weight."""
 
 
 def collect_statistics(
     criterion: Criterion, module: nn.Module, task: Task, dataset: Dataset, paths: Sequence[str], *, seed: int = 0
 ) -> dict[str, LayerStatistics]:
-    """What the criterion needs of the layers at these paths, by path, measured on the dataset with the module as it is.
+    """Return what the criterion needs of the layers at these paths, by path, measured on the dataset with the module as
+    it is.
 
     Layers that no sample runs through are left out if the criterion needs moments.
     """

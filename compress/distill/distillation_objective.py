@@ -6,8 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress.distill.distillation_loss import DistillationLoss, LayerPair, LossTerms
-from compress.distill.forward_pass import HIDDEN, ForwardPass, record_forward
+from compress.distill.distillation_loss import (
+    HIDDEN,
+    DistillationLoss,
+    ForwardPass,
+    LayerPair,
+    LossTerms,
+    record_forward,
+)
 from laconic.errors import RecipeError
 from laconic.tasks.task import Task
 from laconic.tasks.token_positions import IGNORED
@@ -61,7 +67,7 @@ class DistillationObjective(Objective):
             loss.prepare(own, theirs)
 
     def names(self, whose: str) -> set[str]:
-        """The names of the layers that are recorded; whose: `student` or `teacher`."""
+        """Return the names of the layers that are recorded; whose: `student` or `teacher`."""
         return {name for loss in self.losses for name in getattr(loss, whose)}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -135,11 +141,11 @@ class PrecomputedModel(nn.Module):
         return self._found.module.logit_cap
 
     def hidden(self, **inputs: Tensor) -> Tensor:
-        """The hidden states of a language model."""
+        """Return the hidden states of a language model."""
         return self._found.answers[HIDDEN]
 
     def forward(self, *inputs: Tensor) -> dict[str, Tensor]:
-        """The outputs of the model."""
+        """Return the outputs of the model."""
         return dict(self._found.answers)
 
 
@@ -149,7 +155,7 @@ def is_per_token(batch: Batch) -> bool:
 
 
 def make_terms(batch: Batch, tail_weight: float) -> LossTerms:
-    """The terms that the batch's loss is summed over."""
+    """Return the terms that the batch's loss is summed over."""
     if is_per_token(batch):
         return LossTerms(batch[TARGETS] != IGNORED, per_position=True, tail_weight=tail_weight)
     mask = batch.get("attention_mask")

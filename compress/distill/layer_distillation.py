@@ -7,8 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from compress.distill.distill_stage import DistillStage
-from compress.distill.distillation_loss import DistillationLoss, LayerPair, LossTerms, flatten_positions, relative_error
-from compress.distill.forward_pass import ForwardPass
+from compress.distill.distillation_loss import (
+    DistillationLoss,
+    ForwardPass,
+    LayerPair,
+    LossTerms,
+    flatten_positions,
+    relative_error,
+)
 from laconic.errors import UsageError
 from laconic.tasks.task import Task
 from train.layerwise.layer_stack import hidden_of
@@ -46,7 +52,7 @@ class LayerwiseLoss(DistillationLoss):
                 ) from error
 
     def run_layer(self, student: nn.Module, teacher: ForwardPass, pair: LayerPair) -> Tensor:
-        """The output of a layer of the student for its teacher's input."""
+        """Return the output of a layer of the student for its teacher's input."""
         args, kwargs = teacher.calls[pair.first]
         return hidden_of(student.get_submodule(pair.student)(*args, **kwargs))
 

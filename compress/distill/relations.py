@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import kl_div
 
 from compress.distill.distill_stage import DistillStage
-from compress.distill.distillation_loss import DistillationLoss, LayerPair, LossTerms
-from compress.distill.forward_pass import ForwardPass
+from compress.distill.distillation_loss import DistillationLoss, ForwardPass, LayerPair, LossTerms
 from compress.transformer.anatomy import anatomy
 from laconic.errors import SourceError, UsageError
 from laconic.recipes.stage import Property
@@ -63,7 +62,7 @@ class AttentionRelationLoss(DistillationLoss):
         self._head_counts = [self.count_heads(found.shape[-1], wanted.shape[-1]) for found, wanted in both]
 
     def count_heads(self, own: int, theirs: int) -> int:
-        """The number of relation heads for two widths. Raises UsageError if `heads` does not divide them."""
+        """Return the number of relation heads for two widths. Raises UsageError if `heads` does not divide them."""
         most = gcd(own, theirs)
         if self.heads is None:
             return max(
@@ -97,8 +96,8 @@ def split_projections(seen: ForwardPass, names: Sequence[str]) -> tuple[Tensor, 
 
 
 def divergence(found: Tensor, wanted: Tensor, heads: int, mask: Tensor | None) -> Tensor:
-    """The divergence of the relations at each position, the mean over the heads: [rows, positions] float32. mask:
-    [rows, positions] bool, the positions that count."""
+    """Return the divergence of the relations at each position, the mean over the heads: [rows, positions] float32.
+    mask: [rows, positions] bool, the positions that count."""
     own, theirs = log_relations(found, heads, mask), log_relations(wanted, heads, mask)
     each = kl_div(own, theirs, reduction="none", log_target=True)
     if mask is not None:
@@ -107,7 +106,7 @@ def divergence(found: Tensor, wanted: Tensor, heads: int, mask: Tensor | None) -
 
 
 def log_relations(features: Tensor, heads: int, mask: Tensor | None) -> Tensor:
-    """Log-probabilities of each position over all positions, [rows, heads, positions, positions] float32."""
+    """Return log-probabilities of each position over all positions, [rows, heads, positions, positions] float32."""
     split = features.float().reshape(*features.shape[:2], heads, -1).transpose(1, 2)
     with torch.autocast(features.device.type, enabled=False):
         scores = split @ split.transpose(2, 3) / split.shape[-1] ** 0.5

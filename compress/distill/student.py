@@ -46,8 +46,8 @@ class Student(TorchStage):
         return self
 
     def apply(self, checkpoint: Checkpoint, context: TorchContext) -> Checkpoint:
-        """The smaller model. Raises RecipeError for layers or keys that do not exist, SourceError for a model that
-        cannot be made smaller this way."""
+        """Return the smaller model. Raises RecipeError for layers or keys that do not exist, SourceError for a model
+        that cannot be made smaller this way."""
         if self.config:
             module, structure = self.build(checkpoint, context)
         else:
@@ -68,14 +68,14 @@ class Student(TorchStage):
         return made
 
     def shorten(self, checkpoint: Checkpoint) -> tuple[nn.Module, dict[str, Any]]:
-        """A copy with fewer layers, and what `rebuild` needs."""
+        """Return a copy with fewer layers, and what `rebuild` needs."""
         module = copy.deepcopy(checkpoint.module)
         chosen = self.select_layers(len(anatomy(module).sites))
         keep_blocks(module, chosen)
         return module, {BLOCKS: chosen}
 
     def select_layers(self, count: int) -> list[int]:
-        """The indices of the layers that stay, of `count`. Raises RecipeError."""
+        """Return the indices of the layers that stay, of `count`. Raises RecipeError."""
         layers = (count + 1) // 2 if self.layers is None else self.layers
         if isinstance(layers, int):
             if not 1 <= layers <= count:
@@ -89,7 +89,7 @@ class Student(TorchStage):
         return list(layers)
 
     def build(self, checkpoint: Checkpoint, context: TorchContext) -> tuple[nn.Module, dict[str, Any]]:
-        """A model built from the changed config, and what `rebuild` needs."""
+        """Return a model built from the changed config, and what `rebuild` needs."""
         source = checkpoint.source
         if source["kind"] != "huggingface":
             raise SourceError(
@@ -147,7 +147,8 @@ def copy_weights(student: nn.Module, original: nn.Module, kept: Sequence[int]) -
 
 
 def largest_units(module: nn.Module, site: Site, count: int) -> list[int]:
-    """The FFN units with the largest product of the norms of their input and output weights, in ascending order."""
+    """Return the FFN units with the largest product of the norms of their input and output weights, in ascending
+    order."""
     score = weight_matrix(module.get_submodule(site.consumer)).norm(dim=0)
     for source in site.sources:
         score = score * weight_matrix(module.get_submodule(source.layer)).norm(dim=1)
@@ -155,5 +156,5 @@ def largest_units(module: nn.Module, site: Site, count: int) -> list[int]:
 
 
 def space_evenly(count: int, whole: int) -> list[int]:
-    """`count` indices below `whole`, evenly spaced, including the first and the last."""
+    """Return `count` indices below `whole`, evenly spaced, including the first and the last."""
     return [0] if count == 1 else [round(index * (whole - 1) / (count - 1)) for index in range(count)]

@@ -65,7 +65,7 @@ class Convolution(TorchStage):
         return factorize_layers(checkpoint, context, self, name, dataset, moments, factorizations, max_error=limit)
 
     def factorization(self, layer: nn.Conv2d) -> Factorization | None:
-        """What a convolution becomes; None if that saves no work or is not possible."""
+        """Return what a convolution becomes; None if that saves no work or is not possible."""
         out, into, area = layer.out_channels, layer.in_channels, layer.kernel_size[0] * layer.kernel_size[1]
         match self.into:
             case "separable":

@@ -24,7 +24,7 @@ PARTS = "parts"
 
 
 def find_factorizable(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """(path, layer) of the linear layers and the ungrouped two-dimensional convolutions whose weight is not tied.
+    """Yield (path, layer) of the linear layers and the ungrouped two-dimensional convolutions whose weight is not tied.
 
     Layers inside `torch.nn.MultiheadAttention`, which reads their weights itself, are left out.
     """
@@ -39,7 +39,8 @@ def find_factorizable(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def select_layers(layers: Mapping[str, nn.Module], patterns: Sequence[str]) -> dict[str, nn.Module]:
-    """The layers that a pattern names. Raises RecipeError for a pattern that names none, if there are layers at all."""
+    """Return the layers that a pattern names. Raises RecipeError for a pattern that names none, if there are layers at
+    all."""
     named = match_patterns(layers, patterns if layers else (), "layers", "layer that can be factorized")
     return {path: layer for path, layer in layers.items() if path in named}
 
@@ -62,7 +63,7 @@ def factorize_layers(
     *,
     max_error: float = 1.0,
 ) -> Checkpoint:
-    """The checkpoint with factorized layers, each fitted by itself, then its last factor to its present inputs.
+    """Return the checkpoint with factorized layers, each fitted by itself, then its last factor to its present inputs.
 
     moments: of the layers' inputs; a layer without is fitted by its weight alone. max_error: layers whose relative
     squared output error is larger stay as they are. Raises UsageError if all do.

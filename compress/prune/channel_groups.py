@@ -66,7 +66,7 @@ def is_depthwise(layer: object) -> bool:
 
 
 def find_channel_groups(module: nn.Module, inputs: Mapping[str, Tensor]) -> list[ChannelGroup]:
-    """The channel groups of a module, in the order of its layers.
+    """Return the channel groups of a module, in the order of its layers.
 
     inputs: a batch. Channels that reach an output without a layer in between are in no group, nor are channels that are
     normalised across each other; of a network with attention, nor are those of its transformer blocks. Raises
@@ -138,7 +138,7 @@ def bounded_groups() -> Iterator[None]:
 
 
 def enumerate_groups(graph: Any, *, convolutional: bool) -> Iterator[Sequence[Any]]:
-    """The items of each group of Torch-Pruning's dependency graph, as by its `get_all_groups`.
+    """Yield the items of each group of Torch-Pruning's dependency graph, as by its `get_all_groups`.
 
     convolutional: only of groups that convolutions compute and read. What may reach a transformer block by way of a
     reshaped image is not even listed: Torch-Pruning lists each pixel of each channel there, at every operation. For
@@ -175,7 +175,7 @@ def reaches_block(node: Any, handler: Any) -> bool:
 
 
 def convert_group(items: Sequence[Any], names: Mapping[Any, str]) -> ChannelGroup | None:
-    """A group of Torch-Pruning as a ChannelGroup; None if its channels cannot be removed."""
+    """Return a group of Torch-Pruning as a ChannelGroup; None if its channels cannot be removed."""
     members, shared = [], []
     width = len(items[0].idxs)
     for item in items:
@@ -205,7 +205,7 @@ def convert_group(items: Sequence[Any], names: Mapping[Any, str]) -> ChannelGrou
 
 
 def find_axis(layer: object, handler: str) -> Axis:
-    """The axis of the layer that Torch-Pruning's pruning function of this name prunes."""
+    """Return the axis of the layer that Torch-Pruning's pruning function of this name prunes."""
     if isinstance(layer, (*PER_CHANNEL, nn.Parameter)) or is_depthwise(layer):
         return "both"
     return "out" if handler == "prune_out_channels" else "in"
@@ -237,7 +237,7 @@ def has_attention(roots: Sequence[Any]) -> bool:
 
 
 def get_layer(module: nn.Module, path: str) -> nn.Module | nn.Parameter:
-    """The layer or the parameter at a path."""
+    """Return the layer or the parameter at a path."""
     owner, _, name = path.rpartition(".")
     found = getattr(module.get_submodule(owner), name) if name else module
     assert isinstance(found, (nn.Module, nn.Parameter))
@@ -251,7 +251,7 @@ def is_convolutional(layers: Sequence[Any]) -> bool:
 
 
 def suggest_instead(module: nn.Module) -> str:
-    """The stages that prune a model whose channels cannot go."""
+    """Return the stages that prune a model whose channels cannot go."""
     try:
         found = anatomy(module)
     except SourceError:

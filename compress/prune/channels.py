@@ -11,9 +11,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from compress.criteria.criterion import NamedCriterion
-from compress.prune.channel_allocation import RankedGroup, allocate_channels
+from compress.prune.channel_allocation import RankedGroup, allocate_channels, measure_importance
 from compress.prune.channel_groups import NORMS, ChannelGroup, find_channel_groups, get_layer
-from compress.prune.channel_importance import measure_importance
 from compress.prune.channel_surgery import (
     Removal,
     collect_removed,
@@ -76,8 +75,8 @@ class Channels(TorchStage):
     samples: int = Field(default=256, ge=1)
 
     def apply(self, checkpoint: Checkpoint, context: TorchContext) -> Checkpoint:
-        """The checkpoint with fewer channels. Raises UsageError if nothing can be pruned, RecipeError for a pattern
-        that matches nothing, PruningError where the proof fails."""
+        """Return the checkpoint with fewer channels. Raises UsageError if nothing can be pruned, RecipeError for a
+        pattern that matches nothing, PruningError where the proof fails."""
         pruner = ChannelPruner(self, checkpoint, context)
         with context.steps.step("prune channels", self.steps) as step:
             for number in range(1, self.steps + 1):
@@ -147,11 +146,11 @@ class ChannelPruner:
         self.remove([(group, orders[group.name][goals[group.name] :]) for group in free])
 
     def width_step(self, group: ChannelGroup) -> int:
-        """The number that a group's width is a multiple of."""
+        """Return the number that a group's width is a multiple of."""
         return math.lcm(self.stage.round_to, len(group.lanes))
 
     def target_width(self, group: ChannelGroup, share: float) -> int:
-        """How many channels a group is to keep, rounded up."""
+        """Return how many channels a group is to keep, rounded up."""
         step = self.width_step(group)
         return min(math.ceil(share * self.widths[group.name] / step - 1e-9) * step, group.width)
 
@@ -163,7 +162,7 @@ class ChannelPruner:
             return False  # some operation depends on the width
 
     def rank_channels(self, groups: Sequence[ChannelGroup]) -> list[list[int]]:
-        """The channels of each group in descending order of importance; lanes take turns."""
+        """Return the channels of each group in descending order of importance; lanes take turns."""
         task, seed = self.checkpoint.task, self.context.seed
         found = measure_importance(self.criterion, self.module, task, self.dataset, groups, seed)
         ordered = []
@@ -192,8 +191,8 @@ class ChannelPruner:
         self.module = self.compensate(narrowed)
 
     def compensate(self, narrowed: nn.Module) -> nn.Module:
-        """The narrowed module, or one with refitted layers and recalibrated batch normalisation, whichever has the
-        highest fidelity."""
+        """Return the narrowed module, or one with refitted layers and recalibrated batch normalisation, whichever has
+        the highest fidelity."""
         task, found = self.checkpoint.task, [narrowed]
         if self.stage.compensate:
             original = self.checkpoint.module
@@ -211,13 +210,13 @@ class ChannelPruner:
         return max(found, key=self.fidelity) if len(found) > 1 else narrowed
 
     def fidelity(self, module: nn.Module) -> float:
-        """The mean fidelity of a module's outputs to the original's."""
+        """Return the mean fidelity of a module's outputs to the original's."""
         return float(self.context.fidelity(replace(self.checkpoint, module=module)).mean())
 
 
 def prove_removal(module: nn.Module, removal: Removal, batch: Mapping[str, Tensor]) -> tuple[nn.Module, float]:
-    """The module without these channels, and the largest difference between its outputs and those of the module with
-    the channels masked, as a share of the largest output."""
+    """Return the module without these channels, and the largest difference between its outputs and those of the module
+    with the channels masked, as a share of the largest output."""
     masked, narrowed = copy.deepcopy(module), copy.deepcopy(module)
     mask_channels(masked, removal)
     remove_channels(narrowed, removal)
@@ -231,7 +230,7 @@ def prove_removal(module: nn.Module, removal: Removal, batch: Mapping[str, Tenso
 
 
 def execution_order(module: nn.Module, batch: Mapping[str, Tensor]) -> list[str]:
-    """The paths of the layers with parameters, in the order in which they run."""
+    """Return the paths of the layers with parameters, in the order in which they run."""
     order: dict[str, None] = {}
 
     def record(path: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -246,7 +245,7 @@ def execution_order(module: nn.Module, batch: Mapping[str, Tensor]) -> list[str]
 
 @torch.no_grad()
 def recalibrate_batch_norm(module: nn.Module, task: Task, dataset: Dataset) -> nn.Module:
-    """A copy whose batch normalisation layers have the statistics of these samples."""
+    """Return a copy whose batch normalisation layers have the statistics of these samples."""
     module = copy.deepcopy(module)
     norms = [layer for layer in module.modules() if isinstance(layer, NORMS) and layer.track_running_stats]
     momenta = [layer.momentum for layer in norms]
@@ -263,5 +262,5 @@ def recalibrate_batch_norm(module: nn.Module, task: Task, dataset: Dataset) -> n
 
 
 def count_parameters(module: nn.Module) -> int:
-    """The number of parameters of a module."""
+    """Return the number of parameters of a module."""
     return sum(parameter.numel() for parameter in module.parameters())

@@ -38,8 +38,8 @@ class Layers(TorchStage):
     samples: Annotated[int, Field(ge=1)] = 1024
 
     def apply(self, checkpoint: Checkpoint, context: TorchContext) -> Checkpoint:
-        """The checkpoint with fewer blocks. Raises SourceError for an unknown architecture, RecipeError if no block
-        would be left or a block does not exist, PruningError where the proof fails."""
+        """Return the checkpoint with fewer blocks. Raises SourceError for an unknown architecture, RecipeError if no
+        block would be left or a block does not exist, PruningError where the proof fails."""
         context = replace(context, calibrate=context.calibrate.take(self.samples, context.seed))
         found = anatomy(checkpoint.module)
         count = len(found.sites)
@@ -76,7 +76,7 @@ class Layers(TorchStage):
         keep_blocks(module, record.structure[BLOCKS])
 
     def remaining(self, count: int) -> list[int]:
-        """The blocks that stay when those of `drop` are removed. Raises RecipeError."""
+        """Return the blocks that stay when those of `drop` are removed. Raises RecipeError."""
         gone = set(self.drop or ())
         if not gone <= set(range(count)) or len(gone) == count:
             raise RecipeError(
@@ -85,8 +85,8 @@ class Layers(TorchStage):
         return [index for index in range(count) if index not in gone]
 
     def select(self, checkpoint: Checkpoint, context: TorchContext, count: int) -> list[int]:
-        """The blocks that stay when blocks are removed greedily by the fidelity of the output without them (as in Men
-        et al., ShortGPT, 2024, who score blocks by the similarity of their input and output)."""
+        """Return the blocks that stay when blocks are removed greedily by the fidelity of the output without them (as
+        in Men et al., ShortGPT, 2024, who score blocks by the similarity of their input and output)."""
         least = round(count * self.keep)
         if least < 1:
             raise RecipeError(f"keep: {self.keep} of {count} blocks leaves none. Keep at least {1 / count:.2g}")
@@ -102,7 +102,7 @@ class Layers(TorchStage):
 
 
 def copy_with_blocks(module: nn.Module, kept: Sequence[int]) -> nn.Module:
-    """A copy of a module with these blocks only."""
+    """Return a copy of a module with these blocks only."""
     copied = copy.deepcopy(module)
     keep_blocks(copied, kept)
     return copied

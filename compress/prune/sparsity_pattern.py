@@ -22,7 +22,8 @@ class SparsityPattern(ABC):
 
     @abstractmethod
     def select_zeros(self, scores: Tensor, start: int = 0) -> Tensor:
-        """The zeros among the inputs from `start` on, bool [out, width]. scores: of these inputs, [out, width]."""
+        """Return the zeros among the inputs from `start` on, bool [out, width]. scores: of these inputs, [out,
+        width]."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ class TwoOfFour(SparsityPattern):
 
 
 def select_lowest(scores: Sequence[Tensor], count: int) -> list[Tensor]:
-    """Masks of the `count` lowest of all scores, bool, one for each tensor; among equal scores the first ones."""
+    """Return masks of the `count` lowest of all scores, bool, one for each tensor; among equal scores the first
+    ones."""
     if count == 0:
         return [torch.zeros_like(each, dtype=torch.bool) for each in scores]
     edge = torch.cat([each.flatten() for each in scores]).kthvalue(count).values
@@ -85,11 +87,12 @@ def select_lowest(scores: Sequence[Tensor], count: int) -> list[Tensor]:
 
 
 def spread_evenly(count: int, size: int) -> Tensor:
-    """A mask of `count` of `size` places, bool [size], spread evenly by the golden ratio; nested for rising counts."""
+    """Return a mask of `count` of `size` places, bool [size], spread evenly by the golden ratio; nested for rising
+    counts."""
     return (torch.arange(size, dtype=torch.float64) * GOLDEN % 1).argsort(stable=True).argsort() < count
 
 
 def split_count(sizes: Sequence[int], share: float) -> list[int]:
-    """How many of each part add up to the share of all, to the nearest integer."""
+    """Return how many of each part add up to the share of all, to the nearest integer."""
     # Halves are rounded up, so that no part of n gives more than n.
     return [b - a for a, b in pairwise(floor(share * size + 0.5) for size in accumulate(sizes, initial=0))]

@@ -9,8 +9,7 @@ from torch import nn
 
 from compress.criteria.criterion import Criterion, NamedCriterion
 from compress.criteria.sparsegpt import SparseGpt
-from compress.prune.layer_selection import LayerSelection, select_layers
-from compress.prune.sparsity import measure_sparsity, needs_inputs, skip_idle_layers
+from compress.prune.sparsity import LayerSelection, measure_sparsity, needs_inputs, select_layers, skip_idle_layers
 from laconic.artifacts.record import Record
 from laconic.data.dataset import Dataset
 from laconic.hashing import environment_digest, hash_of
@@ -47,7 +46,7 @@ class SparsityStage(TorchStage):
         return isinstance(self.importance_criterion, SparseGpt) if self.update is None else self.update == "sparsegpt"
 
     def prepare(self, checkpoint: Checkpoint, context: TorchContext) -> tuple[Checkpoint, Dataset, LayerSelection]:
-        """A copy of the checkpoint to change, the calibration samples, and the layers. Raises RecipeError."""
+        """Return a copy of the checkpoint to change, the calibration samples, and the layers. Raises RecipeError."""
         own = replace(checkpoint, module=copy.deepcopy(checkpoint.module))
         dataset = context.calibrate.take(self.samples, context.seed)
         selection = select_layers(own.module, self.layers, self.keep)
@@ -58,7 +57,7 @@ class SparsityStage(TorchStage):
     def record(
         self, name: str, checkpoint: Checkpoint, module: nn.Module, selection: LayerSelection, context: TorchContext
     ) -> Record:
-        """The record of this stage for the checkpoint's history. module: as it is now."""
+        """Return the record of this stage for the checkpoint's history. module: as it is now."""
         config = self.model_dump(mode="json")
         figures, structure = measure_sparsity(module, selection)
         data = (context.calibrate.fingerprint, context.train.fingerprint)

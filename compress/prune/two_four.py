@@ -52,7 +52,7 @@ class TwoFour(SparsityStage):
 
 
 def count_channels(layer: nn.Module) -> tuple[int, int]:
-    """The inputs and outputs of a layer: features, or channels of one group of a convolution."""
+    """Return the inputs and outputs of a layer: features, or channels of one group of a convolution."""
     if isinstance(layer, nn.Conv2d):
         return layer.in_channels // layer.groups, layer.out_channels // layer.groups
     outputs, inputs = weight_matrix(layer).shape
@@ -60,7 +60,8 @@ def count_channels(layer: nn.Module) -> tuple[int, int]:
 
 
 def channels_innermost(layer: nn.Module) -> Tensor | None:
-    """The order of a convolution's inputs [channels x kernel] with the channels of one kernel position side by side."""
+    """Return the order of a convolution's inputs [channels x kernel] with the channels of one kernel position side by
+    side."""
     if not isinstance(layer, nn.Conv2d):
         return None
     return torch.arange(layer.weight[0].numel()).view(layer.weight.shape[1], -1).T.flatten()

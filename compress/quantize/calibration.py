@@ -11,8 +11,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, shape_inference
 
-from compress.quantize.channel_statistics import ChannelStatistics
-from compress.quantize.histogram import Histogram
+from compress.quantize.tensor_statistics import ChannelStatistics, Histogram
 from laconic.arrays import Arrays
 from laconic.data.batches import batches
 from laconic.data.dataset import Dataset
@@ -70,7 +69,7 @@ def draw_calibration_samples(context: Context, count: int) -> list[Dataset]:
 
 
 def single_sample_batches(datasets: Sequence[Dataset], task: Task) -> Iterator[Arrays]:
-    """The samples in batches of one, so that no padding is observed and lengths may vary."""
+    """Yield the samples in batches of one, so that no padding is observed and lengths may vary."""
     for dataset in datasets:
         for _, batch in batches(dataset, task, 1):
             yield batch
@@ -108,7 +107,7 @@ def observe_activations(
 
 
 def expose_tensors(graph: Graph) -> tuple[list[str], onnx.ModelProto]:
-    """The names of the quantizable tensors, and the graph with each of them as an output."""
+    """Return the names of the quantizable tensors, and the graph with each of them as an output."""
     model = onnx.load(graph.path)
     inferred = shape_inference.infer_shapes(model, data_prop=True).graph
     floats = {

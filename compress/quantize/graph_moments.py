@@ -36,7 +36,7 @@ class GraphMoments:
 
     @classmethod
     def zeros(cls, groups: int, width: int) -> "GraphMoments":
-        """The moments of no rows."""
+        """Return the moments of no rows."""
         return cls(np.zeros((groups, width)), np.zeros((groups, width)), np.zeros((groups, width, width)))
 
     def add(self, rows: Array, quantized: Array, *, second: bool) -> None:
@@ -100,12 +100,12 @@ def collect_moments(
 
 
 def identity(values: Array) -> Array:
-    """The quantizer of a tensor that stays in float."""
+    """Return the quantizer of a tensor that stays in float."""
     return values
 
 
 def input_width(layer: Layer) -> int:
-    """The number of inputs of each output of a layer."""
+    """Return the number of inputs of each output of a layer."""
     return layer.shape[0] if layer.kind == "MatMul" else layer.parameters // layer.shape[0]
 
 

@@ -31,7 +31,7 @@ class Im2Col:
 
     @classmethod
     def of(cls, node: NodeProto, layer: Layer) -> Self:
-        """The unfolding of a MatMul or a Conv."""
+        """Return the unfolding of a MatMul or a Conv."""
         if layer.kind == "MatMul":
             return cls()
         given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
@@ -58,7 +58,8 @@ class Im2Col:
         return np.ascontiguousarray(matrix.transpose(0, 2, 1).reshape(tuple(shape)))
 
     def unfold_input(self, values: Array, kernel: tuple[int, ...], rng: np.random.Generator) -> Array:
-        """The rows that the weight is multiplied with, [groups, count, in]; at most MAX_PATCHES for a convolution.
+        """Return the rows that the weight is multiplied with, [groups, count, in]; at most MAX_PATCHES for a
+        convolution.
 
         values: the layer's input. kernel: sizes of the convolution's kernel, empty for a linear layer. rng: for the
         sample of patches.

@@ -12,14 +12,13 @@ from onnx import numpy_helper
 from compress.quantize.calibration import single_sample_batches
 from compress.quantize.graph_moments import ActivationQuantizer, GraphMoments, collect_moments
 from compress.quantize.im2col import Im2Col
-from compress.quantize.reduced_range import reduced_range_scales
-from compress.quantize.rounding import IntegerRange, Rounding, round_weight
+from compress.quantize.rounding import IntegerRange, Rounding, reduced_range_scales, round_weight
 from laconic.arrays import Array, Arrays
 from laconic.data.dataset import Dataset
 from laconic.hashing import environment_digest, hash_of
 from laconic.quantization.graph import Graph, Layer
 from laconic.quantization.plan import Plan, Precision, QuantizedWeight, Range, Smoothing
-from laconic.quantization.plan_digest import digest_plan
+from laconic.quantization.plan_file import digest_plan
 from laconic.quantization.qparams import (
     INT4_RANGE,
     INT8_MAX,
@@ -62,7 +61,7 @@ class RoundingConfig:
 def round_plan(
     graph: Graph, plan: Plan, config: RoundingConfig, datasets: Sequence[Dataset], context: PlanContext
 ) -> Plan:
-    """The plan with rounded weights for all layers that it quantizes, each for its precision in the plan.
+    """Return the plan with rounded weights for all layers that it quantizes, each for its precision in the plan.
 
     Each layer is rounded by itself, with the float graph's tensors as inputs, so its weight fits any precision of the
     other layers. datasets: calibration samples; not used for rounding to nearest without bias correction.
@@ -74,7 +73,8 @@ def round_plan(
 def round_plans(
     graph: Graph, plan: Plan, configs: Sequence[RoundingConfig], datasets: Sequence[Dataset], context: PlanContext
 ) -> list[Plan]:
-    """The plan as by `round_plan` for each config, from one run of the samples. configs: with the same method."""
+    """Return the plan as by `round_plan` for each config, from one run of the samples. configs: with the same
+    method."""
     layers = [layer for layer in graph.layers if plan.precision[layer.node] in ROUNDED_PRECISIONS]
     key = hash_of(
         "adjusted",
@@ -103,14 +103,14 @@ def round_plans(
 
 
 def list_names(layers: Sequence[Layer]) -> list[str]:
-    """The names of the arrays that rounding some layers may give."""
+    """Return the names of the arrays that rounding some layers may give."""
     return [f"{part}:{layer.node}" for layer in layers for part in PARTS]
 
 
 def restore_weights(
     plan: Plan, layers: Sequence[Layer], config: RoundingConfig, arrays: Mapping[str, Array | None]
 ) -> Plan:
-    """The plan with the weights of some layers. arrays: of `list_names`, None where rounding gave none."""
+    """Return the plan with the weights of some layers. arrays: of `list_names`, None where rounding gave none."""
     weights: dict[tuple[str, Precision], QuantizedWeight] = dict(plan.weights)
     for layer in layers:
         integers, scales, bias_correction = (arrays[f"{part}:{layer.node}"] for part in PARTS)
@@ -151,7 +151,7 @@ def round_layers(
 
 
 def make_quantizer(layer: Layer, plan: Plan) -> ActivationQuantizer:
-    """The fake quantization of a layer's input under a plan."""
+    """Return the fake quantization of a layer's input under a plan."""
     smoothing = plan.smoothing.get(layer.input)
     if smoothing is None:
         return partial(fake_quantize_activation, limits=plan.ranges.get(layer.input, Range(0, 0)))

@@ -18,9 +18,8 @@ from compress.distill.distillation_objective import DistillationObjective
 from compress.distill.heal import Heal
 from compress.quantize.calibration import draw_calibration_samples, single_sample_batches
 from compress.quantize.fake_quantize import LearnedRange, attach_fake_quantization, find_operation
-from compress.quantize.histogram import Histogram
-from compress.quantize.learned_ranges import RANGES
-from compress.quantize.ranges import RANGE_METHODS
+from compress.quantize.ranges import RANGE_METHODS, RANGES
+from compress.quantize.tensor_statistics import Histogram
 from compress.statistics.layer_inputs import observe_inputs
 from laconic.config import NamedSettings
 from laconic.errors import RecipeError, UsageError
@@ -116,7 +115,7 @@ class QuantizationAwareDistillation(DistillationObjective):
 
 
 def find_quantizable(module: nn.Module, keep: Sequence[str]) -> list[str]:
-    """The paths of the layers to fake-quantize.
+    """Return the paths of the layers to fake-quantize.
 
     Raises UsageError where there are none, RecipeError for a pattern that matches none.
     """

@@ -12,7 +12,7 @@ from laconic.recipes.stage import PlanContext
 
 
 def measure_sensitivity(graph: Graph, lowest: Plan, context: PlanContext) -> dict[str, float]:
-    """The sensitivity of each layer: the mean infidelity when it alone is quantized, by node.
+    """Return the sensitivity of each layer: the mean infidelity when it alone is quantized, by node.
 
     lowest: each layer's lowest precision. The cost is one trial per layer.
     """
@@ -88,7 +88,7 @@ class Rung(Sequence[Plan]):
 
 
 def make_ladder(graph: Graph, lowest: Plan, context: PlanContext, *, measure: bool = False) -> PrecisionLadder:
-    """The rungs of the precision ladder.
+    """Return the rungs of the precision ladder.
 
     The first is the lowest plan alone, where an engine may run attention in INT8 in it: attention leaves INT8 before
     any layer does, since it costs most and saves least (the shape of ViT-B, OpenVINO in FP32, AVX2: fidelity 0.964

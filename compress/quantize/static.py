@@ -7,9 +7,8 @@ import onnx
 from onnx import numpy_helper
 
 from compress.quantize.calibration import draw_calibration_samples, observe_activations, single_sample_batches
-from compress.quantize.learned_ranges import read_learned_ranges
 from compress.quantize.plan_rounding import RoundingConfig, round_plans
-from compress.quantize.ranges import RANGE_METHODS
+from compress.quantize.ranges import RANGE_METHODS, read_learned_ranges
 from compress.quantize.rounding import Rounding
 from compress.quantize.sensitivity import make_ladder
 from compress.quantize.smoothquant import smooth_tensors
@@ -71,7 +70,7 @@ class Static(PlanStage):
         return make_ladder(graph, plan, context, measure=self.measure_sensitivity)
 
     def round(self, graph: Graph, plan: Plan, datasets: Sequence[Dataset], context: PlanContext) -> Plan:
-        """The plan with rounded weights; with the range that is more faithful where `reduce_range` is auto."""
+        """Return the plan with rounded weights; with the range that is more faithful where `reduce_range` is auto."""
         tried = (False, context.int8_saturates) if self.reduce_range == "auto" else (self.reduce_range,)
         configs = [
             RoundingConfig(self.rounding, bias_correction=self.bias_correction, reduce_range=each)
@@ -96,7 +95,7 @@ class Static(PlanStage):
     def calibrate(
         self, graph: Graph, quantized: Sequence[Layer], datasets: Sequence[Dataset], context: PlanContext
     ) -> tuple[dict[str, Range], dict[str, Smoothing]]:
-        """The range of every quantizable tensor, and the smoothing of inputs of linear layers."""
+        """Yield the range of every quantizable tensor, and the smoothing of inputs of linear layers."""
         whole = datasets[0]
         names = [layer.node for layer in quantized]
         smoothquant = self.smoothquant and self.dtype == "int8"
@@ -129,7 +128,7 @@ class Static(PlanStage):
 
 
 def weights_by_input(graph: Graph, layers: Sequence[Layer]) -> dict[str, list[Array]]:
-    """The weights [in, out] that each tensor is multiplied with."""
+    """Return the weights [in, out] that each tensor is multiplied with."""
     initializers = {tensor.name: tensor for tensor in onnx.load(graph.path).graph.initializer}
     readers: dict[str, list[Array]] = {}
     for layer in layers:

@@ -6,18 +6,19 @@ from transformers.pytorch_utils import Conv1D
 
 
 def as_matrix(layer: nn.Module, tensor: Tensor) -> Tensor:
-    """A tensor of the shape of a layer's weight as [out, in], in the order of `flatten_inputs`; a view if possible."""
+    """Return a tensor of the shape of a layer's weight as [out, in], in the order of `flatten_inputs`; a view if
+    possible."""
     return tensor.T if isinstance(layer, Conv1D) else tensor.flatten(1)
 
 
 def weight_matrix(layer: nn.Module) -> Tensor:
-    """A layer's weight as [out, in], in the order of `flatten_inputs`; a view if possible."""
+    """Return a layer's weight as [out, in], in the order of `flatten_inputs`; a view if possible."""
     weight: Tensor = layer.weight  # type: ignore[assignment]
     return as_matrix(layer, weight)
 
 
 def get_bias(layer: nn.Module) -> Tensor | None:
-    """A layer's bias, detached; None if it has none."""
+    """Return a layer's bias, detached; None if it has none."""
     bias: Tensor | None = layer.bias  # type: ignore[assignment]
     return None if bias is None else bias.detach()
 
@@ -33,7 +34,7 @@ def write_weight(layer: nn.Module, matrix: Tensor, bias: Tensor | None = None) -
 
 
 def count_uses(module: nn.Module) -> dict[int, int]:
-    """How many modules hold each parameter, by its id: more than one where weights are tied."""
+    """Return how many modules hold each parameter, by its id: more than one where weights are tied."""
     uses: dict[int, int] = {}
     for _, parameter in module.named_parameters(remove_duplicate=False):
         uses[id(parameter)] = uses.get(id(parameter), 0) + 1

@@ -69,7 +69,7 @@ class Anatomy:
     sites: tuple[Mapping[UnitKind, Site], ...]
 
     def block(self, index: int) -> str:
-        """The path of the block with this index."""
+        """Return the path of the block with this index."""
         return self.blocks[index]
 
     @property
@@ -89,7 +89,7 @@ class Anatomy:
         return self.stacks[0]
 
     def of(self, kind: UnitKind) -> tuple[Site, ...]:
-        """The sites of one kind, one a block, in order. Raises SourceError where blocks have none."""
+        """Return the sites of one kind, one a block, in order. Raises SourceError where blocks have none."""
         if not all(kind in sites for sites in self.sites):
             other = next((f"prune.{each}" for each in self.sites[0] if each != kind), "factorize.low-rank")
             raise SourceError(
@@ -131,7 +131,7 @@ def count_kinds(shape: BlockShape) -> tuple[bool, bool]:
 
 
 def suggest_stage(module: nn.Module) -> str:
-    """What to try on a model whose blocks are not found."""
+    """Return what to try on a model whose blocks are not found."""
     attends = any(read_head_width(part) for part in module.modules())
     if not attends and any(isinstance(part, nn.Conv2d) for part in module.modules()):
         return "Prune a convolutional network by its channels (prune.channels)"
@@ -139,7 +139,7 @@ def suggest_stage(module: nn.Module) -> str:
 
 
 def find_sites(module: nn.Module, shape: BlockShape, root: str, index: int) -> dict[UnitKind, Site]:
-    """The heads and the FFN units of the block at the path `root`."""
+    """Return the heads and the FFN units of the block at the path `root`."""
     block = module.get_submodule(root)
     sites: dict[UnitKind, Site] = {"heads": find_heads(block, shape, root, index)} if shape.heads else {}
     if shape.down is not None:
@@ -162,7 +162,7 @@ def find_sites(module: nn.Module, shape: BlockShape, root: str, index: int) -> d
 
 
 def find_heads(block: nn.Module, shape: BlockShape, root: str, index: int) -> Site:
-    """The attention heads of one block."""
+    """Return the attention heads of one block."""
     attention, each = block.get_submodule(shape.attention), shape.head_width
     config = getattr(attention, "config", None)
     # A cut of key-value heads may leave one; the config still says how many there were until the cut is complete.
@@ -191,8 +191,8 @@ def find_heads(block: nn.Module, shape: BlockShape, root: str, index: int) -> Si
 
 
 def find_head_rows(block: nn.Module, shape: BlockShape, root: str, shared: int, *, alone: bool) -> Iterator[UnitRows]:
-    """The rows of the projections that compute one unit of heads. shared: query heads of a unit. alone: whether the
-    unit is a query head, and the one key-value head stays."""
+    """Yield the rows of the projections that compute one unit of heads. shared: query heads of a unit. alone: whether
+    the unit is a query head, and the one key-value head stays."""
     each, queries = shape.head_width, shape.heads * shape.head_width
     if shape.interleaved:
         yield UnitRows(f"{root}.{shape.query}", 3 * each)
@@ -208,7 +208,7 @@ def find_head_rows(block: nn.Module, shape: BlockShape, root: str, shared: int, 
 
 
 def iterate_configs(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """The transformers configs inside a module, each once, with the path of one submodule that holds it."""
+    """Yield the transformers configs inside a module, each once, with the path of one submodule that holds it."""
     seen: set[int] = set()
     for path, each in module.named_modules():
         config = getattr(each, "config", None)

@@ -100,7 +100,7 @@ class BlockwisePass:
         return get_hidden(self._module.get_submodule(self._anatomy.block(index))(self._states[number], *args, **kwargs))
 
     def observe(self, site: Site) -> Iterator[ConsumerActivations]:
-        """The activations at a site of the present block, batch by batch."""
+        """Yield the activations at a site of the present block, batch by batch."""
         seen: dict[str, Tensor] = {}
         followers: list[tuple[Tensor, Any]] = []
         root = self._anatomy.block(site.block)
@@ -152,7 +152,7 @@ class BlockwisePass:
 
 
 def get_hidden(output: Any) -> Tensor:
-    """The hidden states that a block gives, which may come first in a tuple."""
+    """Return the hidden states that a block gives, which may come first in a tuple."""
     hidden: Tensor = output[0] if isinstance(output, tuple) else output
     return hidden
 
@@ -165,7 +165,7 @@ def is_same(state: Tensor, given: Tensor) -> bool:
 def find_residual(
     site: Site, state: Tensor, after: Tensor, seen: Mapping[str, Tensor], followers: Iterable[tuple[Tensor, Any]]
 ) -> Tensor:
-    """The residual stream that the output of a site's consumer is added to.
+    """Return the residual stream that the output of a site's consumer is added to.
 
     state, after: hidden states before and after the block. seen: the inputs of the source, unless it is not called, and
     of the consumer, and its output y. followers: input and output of each layer that ran after the consumer. Zeros

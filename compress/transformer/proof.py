@@ -54,7 +54,7 @@ def prove(
     *,
     tolerance: float = TOLERANCE,
 ) -> float:
-    """The largest difference between the two models' outputs on a few samples, as a share of the largest output.
+    """Return the largest difference between the two models' outputs on a few samples, as a share of the largest output.
 
     mask: makes the context in which the larger model runs without the removed parts. Raises PruningError beyond the
     tolerance, or if the smaller model does not run at all.
@@ -75,7 +75,8 @@ def prove(
 
 
 def relative_difference(expected: Tensor, found: Tensor) -> float:
-    """The largest difference, as a share of the largest value; infinite for different shapes, NaN if any is NaN."""
+    """Return the largest difference, as a share of the largest value; infinite for different shapes, NaN if any is
+    NaN."""
     if expected.shape != found.shape:
         return math.inf
     largest = float(expected.abs().max())
@@ -83,7 +84,7 @@ def relative_difference(expected: Tensor, found: Tensor) -> float:
 
 
 def broken_cut(reason: str) -> PruningError:
-    """The error for a cut that changed more than the removed parts."""
+    """Return the error for a cut that changed more than the removed parts."""
     return PruningError(
         f"after the cut the model does not compute what it did before without the removed parts: {reason}. Leave this "
         f"stage out, and report the architecture: something in its blocks depends on what was removed"

@@ -74,8 +74,8 @@ def refit_blocks(
 def collect_halves(
     layer: nn.Module, old: BlockwisePass, original: Site, new: BlockwisePass, site: Site
 ) -> tuple[RegressionSums, RegressionSums]:
-    """The regression sums of a consumer, of every other batch each. The target is the output with which the residual
-    stream becomes the original's."""
+    """Return the regression sums of a consumer, of every other batch each. The target is the output with which the
+    residual stream becomes the original's."""
     halves = RegressionSums.zeros(layer), RegressionSums.zeros(layer)
     for number, (was, now) in enumerate(zip(old.observe(original), new.observe(site), strict=True)):
         halves[number % 2].add(now.x, was.total - now.residual)
@@ -83,7 +83,8 @@ def collect_halves(
 
 
 def find_counterparts(history: Iterable[Record], count: int) -> list[int]:
-    """The index that each block had among the original's `count` blocks, after a history in which some were removed."""
+    """Return the index that each block had among the original's `count` blocks, after a history in which some were
+    removed."""
     kept = list(range(count))
     for record in history:
         stayed = record.structure.get(BLOCKS, range(len(kept)))
@@ -92,8 +93,8 @@ def find_counterparts(history: Iterable[Record], count: int) -> list[int]:
 
 
 def find_target(checkpoint: Checkpoint, context: TorchContext) -> tuple[nn.Module, list[int]]:
-    """The model whose hidden states are the target, and its counterpart of each block: the original, or the checkpoint
-    itself where the original has other blocks or another width."""
+    """Return the model whose hidden states are the target, and its counterpart of each block: the original, or the
+    checkpoint itself where the original has other blocks or another width."""
     module, original = checkpoint.module, context.original.module
     mine, theirs = anatomy(module), anatomy(original)
     blocks = find_counterparts(checkpoint.history, len(theirs.sites))
@@ -104,6 +105,6 @@ def find_target(checkpoint: Checkpoint, context: TorchContext) -> tuple[nn.Modul
 
 
 def hidden_widths(module: nn.Module, found: Anatomy) -> list[int]:
-    """The width of the hidden states in each block."""
+    """Return the width of the hidden states in each block."""
     consumers = [next(iter(sites.values())).consumer for sites in found.sites]
     return [len(weight_matrix(module.get_submodule(path))) for path in consumers]

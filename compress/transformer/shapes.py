@@ -27,7 +27,7 @@ COUNTS = (
 
 
 def read_sizes(module: nn.Module) -> dict[str, Any]:
-    """The shape of every weight and buffer, and every attribute that repeats one, by path. JSON-ready."""
+    """Return the shape of every weight and buffer, and every attribute that repeats one, by path. JSON-ready."""
     tensors = {name: list(tensor.shape) for name, tensor in module.state_dict(keep_vars=True).items()}
     counts = {
         f"{path}.{name}": list(value) if isinstance(value, tuple) else value
@@ -47,7 +47,7 @@ def is_layer(layer: nn.Module) -> bool:
 
 
 def diff_sizes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of `read_sizes` that are in both and differ, with their values afterwards."""
+    """Return the entries of `read_sizes` that are in both and differ, with their values afterwards."""
     return {
         kind: {name: value for name, value in after[kind].items() if before[kind].get(name, value) != value}
         for kind in before

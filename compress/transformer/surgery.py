@@ -19,12 +19,12 @@ BLOCKS = "blocks"
 
 
 def consumer_columns(site: Site, kept: Sequence[int]) -> Tensor:
-    """The columns of the consumer that belong to these units, in order; [units x width] int64."""
+    """Return the columns of the consumer that belong to these units, in order; [units x width] int64."""
     return unit_indices(torch.tensor(list(kept), dtype=torch.int64), site.width)
 
 
 def unit_indices(units: Tensor, width: int, start: int = 0) -> Tensor:
-    """The rows or columns of units that are `width` wide each, beginning at `start`; [units x width] int64."""
+    """Return the rows or columns of units that are `width` wide each, beginning at `start`; [units x width] int64."""
     return (units[:, None] * width + start + torch.arange(width)).flatten()
 
 
@@ -66,7 +66,7 @@ def select_features(layer: nn.Module, *, out: Tensor | None = None, into: Tensor
 
 
 def make_parameter(value: Tensor, like: nn.Parameter) -> nn.Parameter:
-    """A parameter with a copy of the value, trainable if the other one is."""
+    """Return a parameter with a copy of the value, trainable if the other one is."""
     return nn.Parameter(value.contiguous().clone(), requires_grad=like.requires_grad)
 
 
@@ -119,8 +119,8 @@ def update_config(module: nn.Module) -> None:
 
 
 def describe_structure(before: Mapping[str, Any], module: nn.Module, sites: Iterable[Site]) -> dict[str, Any]:
-    """What `replay_structure` needs: the sizes that changed since `before` (from `read_sizes`), and the present values
-    of the attributes that count the units of these sites."""
+    """Return what `replay_structure` needs: the sizes that changed since `before` (from `read_sizes`), and the present
+    values of the attributes that count the units of these sites."""
     counts = {name: get_attribute(module, name) for site in sites for name in site.counts}
     return {"sizes": diff_sizes(before, read_sizes(module)), "counts": counts}
 
@@ -134,7 +134,7 @@ def replay_structure(module: nn.Module, structure: Mapping[str, Any]) -> None:
 
 
 def get_attribute(module: nn.Module, name: str) -> Any:
-    """A submodule's attribute, by its dotted path."""
+    """Return a submodule's attribute, by its dotted path."""
     path, _, last = name.rpartition(".")
     return getattr(module.get_submodule(path), last)
 

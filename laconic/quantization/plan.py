@@ -106,5 +106,5 @@ class PrecisionLadder:
 
     @classmethod
     def of(cls, plan: Plan) -> "PrecisionLadder":
-        """A ladder of a single plan."""
+        """Return a ladder of a single plan."""
         return cls(((plan,),))

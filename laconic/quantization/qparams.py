@@ -37,7 +37,7 @@ def fake_quantize_weight(weight: Array, axis: int) -> Array:
 
 
 def effective_group_size(group_size: int | None, rows: int) -> int:
-    """The number of inputs that share a scale: a group, or all `rows` of them where group_size is None."""
+    """Return the number of inputs that share a scale: a group, or all `rows` of them where group_size is None."""
     return min(group_size or rows, rows)
 
 
