@@ -29,13 +29,13 @@ class Finetune(Training, TorchStage):
 
     def apply(self, checkpoint: Checkpoint, context: TorchContext) -> Checkpoint:
         # What is trained is changed in place, and the original is still to be asked.
-        own = replace(checkpoint, module=copy.deepcopy(checkpoint.module))
+        copied = replace(checkpoint, module=copy.deepcopy(checkpoint.module))
 
         def report_pace(seconds: float, left: int) -> None:
             context.steps.report("estimated time", format_estimate(seconds, left))
 
         taught = train(
-            own,
+            copied,
             context.train,
             self,
             context.work,

@@ -101,16 +101,16 @@ def compress_checkpoint(
         apply_stages(lineage, torch_stages(recipe))
         checkpoint = as_checkpoint_source(lineage.model).checkpoint
         with steps.step("compare with the original") as step:
-            found = compare_checkpoint(lineage)
-            step.note = f"fidelity {found.figures['fidelity']:.6g}"
+            comparison = compare_checkpoint(lineage)
+            step.note = f"fidelity {comparison.figures['fidelity']:.6g}"
         folder = lineage.job.folder / "checkpoint"
         checkpoint.save(folder)
-        report = describe_checkpoint(lineage, checkpoint, found)
+        report = describe_checkpoint(lineage, checkpoint, comparison)
         (folder / JSON).write_text(json.dumps(report, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         (folder / REPORT).write_text(render_checkpoint(report, recipe), encoding="utf-8")
         replace_folder(folder, destination)
     return CompressedCheckpoint(
-        checkpoint, destination, report, tuple(find_missed_by_checkpoint(found, report, recipe.goal))
+        checkpoint, destination, report, tuple(find_missed_by_checkpoint(comparison, report, recipe.goal))
     )
 
 
@@ -119,11 +119,11 @@ def compare_checkpoint(lineage: Lineage) -> Comparison:
     job = lineage.job
     judge, task, goal = job.samples.judge, lineage.source.task, job.recipe.goal
     with lineage.model.open(cores()) as session:
-        found = predict(session, task, judge)
+        outputs = predict(session, task, judge)
     comparison = compare_outputs(
         task,
         lineage.reference(judge),
-        found,
+        outputs,
         judge.labels,
         tolerance=required_tolerance(task, goal),
         max_drop=find_max_drop(goal),
@@ -137,22 +137,22 @@ def compare_checkpoint(lineage: Lineage) -> Comparison:
     return comparison.model_copy(update={"subject": "checkpoint", "against": against, "required": required})
 
 
-def describe_checkpoint(lineage: Lineage, checkpoint: Checkpoint, found: Comparison) -> dict[str, Any]:
-    """Describe a compressed checkpoint for its report, JSON-ready. found: its comparison with the original."""
+def describe_checkpoint(lineage: Lineage, checkpoint: Checkpoint, comparison: Comparison) -> dict[str, Any]:
+    """Describe a compressed checkpoint for its report, JSON-ready. comparison: with the original."""
     return {
         "task": checkpoint.task.name,
         "source": Path(lineage.job.recipe.source).resolve().name,
         "stages": [entry.plain() for entry in make_ledger(lineage.describe_source(), lineage.history, lineage.seconds)],
-        "drift": found.model_dump(mode="json"),
+        "drift": comparison.model_dump(mode="json"),
         "licence": checkpoint.licence,
         "machine": this_machine().model_dump(mode="json"),
     }
 
 
-def find_missed_by_checkpoint(found: Comparison, report: dict[str, Any], goal: Goal) -> Iterator[str]:
+def find_missed_by_checkpoint(comparison: Comparison, report: dict[str, Any], goal: Goal) -> Iterator[str]:
     """Yield a sentence for each part of the goal that a checkpoint does not meet."""
-    yield from found.failures
-    yield from describe_doubts(found, goal)
+    yield from comparison.failures
+    yield from describe_doubts(comparison, goal)
     size = report["stages"][-1]["figures"]["bytes"]
     if goal.max_size is not None and size > goal.max_size:
         yield f"size is {size / 1e6:.1f} MB, the goal is {goal.max_size / 1e6:.1f} MB"

@@ -61,18 +61,18 @@ def collect_statistics(
     """
     moments = collect_moments(module, task, dataset, paths) if "moments" in criterion.needs else {}
     gradients = collect_gradients(module, task, dataset, paths, seed=seed) if "gradient" in criterion.needs else {}
-    found = {}
+    statistics = {}
     for path in paths:
         if "moments" in criterion.needs and path not in moments:
             continue
         gradient = gradients.get(path)
-        found[path] = LayerStatistics(
+        statistics[path] = LayerStatistics(
             weight=weight_matrix(module.get_submodule(path)).detach(),
             moments=moments.get(path),
             gradient=gradient.absolute if gradient else None,
             squared_gradient=gradient.square if gradient else None,
         )
-    return found
+    return statistics
 
 
 class NamedCriterion(NamedSettings):

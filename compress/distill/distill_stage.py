@@ -72,9 +72,9 @@ class DistillStage(Training, TorchStage):
         """Train a copy of the checkpoint's module. callbacks: made with the training state, called after each step.
         estimate_callbacks: the seconds that these take in so many steps."""
         # The module is trained in place, and the original is still needed.
-        own = replace(checkpoint, module=copy.deepcopy(checkpoint.module))
+        student = replace(checkpoint, module=copy.deepcopy(checkpoint.module))
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        objective = self.objective(own, context, device)
+        objective = self.objective(student, context, device)
         count = self.count_steps(len(context.train.keys))
 
         def report_pace(seconds: float, left: int) -> None:
@@ -82,7 +82,7 @@ class DistillStage(Training, TorchStage):
 
         with context.steps.step(self.name, count) as step:
             return train(
-                own,
+                student,
                 context.train,
                 self,
                 context.work,
@@ -162,7 +162,7 @@ def pair_layers(student: nn.Module, teacher: nn.Module, history: Sequence[Record
     ones are assumed to be evenly spaced. A layer also replaces the removed layers behind it, so that the next layer
     gets the input that it had (with even spacing, the mapping of TinyBERT: Jiao et al., 2020, arXiv:1909.10351).
     """
-    found: list[LayerPair] = []
+    pairs: list[LayerPair] = []
     for name in find_stacks(teacher):
         try:
             left = [child for child, _ in student.get_submodule(name).named_children()]
@@ -171,11 +171,11 @@ def pair_layers(student: nn.Module, teacher: nn.Module, history: Sequence[Record
         whole = [child for child, _ in teacher.get_submodule(name).named_children()]
         ends = last_replaced(find_counterparts(history, len(whole)), len(left), len(whole))
         starts = [0, *(end + 1 for end in ends[:-1])]
-        found += [
-            LayerPair(f"{name}.{own}", f"{name}.{whole[start]}", f"{name}.{whole[end]}")
-            for own, start, end in zip(left, starts, ends, strict=True)
+        pairs += [
+            LayerPair(f"{name}.{child_name}", f"{name}.{whole[start]}", f"{name}.{whole[end]}")
+            for child_name, start, end in zip(left, starts, ends, strict=True)
         ]
-    return tuple(found)
+    return tuple(pairs)
 
 
 def find_stacks(module: nn.Module) -> list[str]:
@@ -183,15 +183,15 @@ def find_stacks(module: nn.Module) -> list[str]:
     try:
         return list(anatomy(module).stacks)
     except SourceError:
-        names = {id(each): name for name, each in module.named_modules()}
+        names = {id(part): name for name, part in module.named_modules()}
         return [names[id(stack)] for stack in find_layer_lists(module)]
 
 
-def last_replaced(kept: Sequence[int], own: int, whole: int) -> list[int]:
+def last_replaced(kept: Sequence[int], count: int, whole: int) -> list[int]:
     """Return for each of a student's `own` layers, the last of the teacher's `whole` layers that it replaces.
 
     kept: the indices that the student's layers had in the teacher, if they are known.
     """
-    if len(kept) != own:
-        return [-(-(index + 1) * whole // own) - 1 for index in range(own)]
+    if len(kept) != count:
+        return [-(-(index + 1) * whole // count) - 1 for index in range(count)]
     return [*(after - 1 for after in kept[1:]), whole - 1]

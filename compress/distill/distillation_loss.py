@@ -87,11 +87,11 @@ class LossTerms:
 
     def sum_errors(self, errors: Tensor) -> Tensor:
         """Return the sum over all terms, [] float32. errors: [rows], or [rows, positions]."""
-        each = self.list_errors(errors)
+        listed = self.list_errors(errors)
         if not self.tail_weight:
-            return each.sum()
-        worst = each.topk(math.ceil(TAIL * len(each))).values
-        return each.sum() + self.tail_weight * len(each) * worst.mean()
+            return listed.sum()
+        worst = listed.topk(math.ceil(TAIL * len(listed))).values
+        return listed.sum() + self.tail_weight * len(listed) * worst.mean()
 
     def list_errors(self, errors: Tensor) -> Tensor:
         """Return the error of each term, [terms]; 0 where a term does not count. errors: [rows], or [rows,
@@ -143,19 +143,19 @@ class OutputLoss(DistillationLoss):
     """
 
     def prepare(self, student: ForwardPass, teacher: ForwardPass) -> None:
-        own, theirs = ([list(each.shape) for each in seen.answers.values()] for seen in (student, teacher))
-        if own != theirs:
+        shapes, theirs = ([list(answer.shape) for answer in seen.answers.values()] for seen in (student, teacher))
+        if shapes != theirs:
             raise UsageError(
-                f"the student's outputs have the shapes {own}, and its teacher's {theirs}; expected the same. Keep the "
-                f"model's outputs as they were"
+                f"the student's outputs have the shapes {shapes}, and its teacher's {theirs}; expected the same. Keep "
+                f"the model's outputs as they were"
             )
 
     def loss(self, student: ForwardPass, teacher: ForwardPass, terms: LossTerms) -> Tensor:
         both = list(zip(student.answers.values(), teacher.answers.values(), strict=True))
         errors = [
-            relative_error(found.flatten(1).float(), wanted.flatten(1).float())
-            for found, wanted in both
-            if wanted.is_floating_point()
+            relative_error(output.flatten(1).float(), target.flatten(1).float())
+            for output, target in both
+            if target.is_floating_point()
         ]
         return terms.sum_errors(sum(errors[1:], errors[0]) / len(errors))
 
@@ -167,6 +167,6 @@ def flatten_positions(hidden: Tensor) -> Tensor:
     return (hidden.unsqueeze(1) if hidden.ndim == 2 else hidden).float()
 
 
-def relative_error(found: Tensor, wanted: Tensor) -> Tensor:
+def relative_error(output: Tensor, target: Tensor) -> Tensor:
     """Return the squared error over the last axis, as a share of the squared target."""
-    return (found - wanted).square().sum(dim=-1) / wanted.square().sum(dim=-1).clamp(min=1e-6)
+    return (output - target).square().sum(dim=-1) / target.square().sum(dim=-1).clamp(min=1e-6)

@@ -61,10 +61,10 @@ class DistillationObjective(Objective):
         for loss in self.losses:
             loss.select_layers(student, self.teacher, pairs)
         with torch.no_grad():
-            own = record_forward(student, batch, self.names("student"))
+            ours = record_forward(student, batch, self.names("student"))
             theirs = record_forward(self.teacher, batch, self.names("teacher"))
         for loss in self.losses:
-            loss.prepare(own, theirs)
+            loss.prepare(ours, theirs)
 
     def names(self, whose: str) -> set[str]:
         """Return the names of the layers that are recorded; whose: `student` or `teacher`."""
@@ -102,17 +102,17 @@ class DistillationObjective(Objective):
 
     def loss(self, module: nn.Module, batch: Batch) -> Tensor:
         with torch.no_grad():
-            wanted = record_forward(self.teacher, batch, self.names("teacher"))
+            teacher = record_forward(self.teacher, batch, self.names("teacher"))
         runs = bool(self.task_weight) or any(loss.runs_student for loss in self.losses)
-        found = record_forward(module, batch, self.names("student")) if runs else ForwardPass(module)
+        student = record_forward(module, batch, self.names("student")) if runs else ForwardPass(module)
         terms = make_terms(batch, self.tail_weight)
-        parts = [each.weight * each.loss(found, wanted, terms) for each in self.losses]
+        parts = [loss.weight * loss.loss(student, teacher, terms) for loss in self.losses]
         total = torch.stack(parts).sum()
         if self.task_objective is None or not self.task_weight:
             return total
         scale = self.count_terms(batch) / max(self.task_objective.count_terms(batch), 1)
         return (1 - self.task_weight) * total + self.task_weight * scale * self.task_objective.loss(
-            PrecomputedModel(found), batch
+            PrecomputedModel(student), batch
         )
 
     def make_example(self, rows: int, length: int) -> Batch:
@@ -126,9 +126,9 @@ class DistillationObjective(Objective):
 class PrecomputedModel(nn.Module):
     """A stand-in for a model whose outputs have been computed already."""
 
-    def __init__(self, found: ForwardPass) -> None:
+    def __init__(self, forward_pass: ForwardPass) -> None:
         super().__init__()
-        self._found = found
+        self._found = forward_pass
 
     @property
     def head(self) -> Any:

@@ -75,7 +75,7 @@ class Heal(DistillStage):
     min_improvement: float = Field(default=0.02, ge=0, lt=1)
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     minutes: float | None = Field(default=None, gt=0)
-    optimizer: NamedSettings = Field(default_factory=lambda given: default_optimizer(given.get("steps")))
+    optimizer: NamedSettings = Field(default_factory=lambda settings: default_optimizer(settings.get("steps")))
 
     def losses(self, task: Task, layers: int) -> list[DistillationLoss]:
         return [LOSSES[name](weight) for name, weight in task.healing_losses(layers=layers > 0).items()]

@@ -42,8 +42,8 @@ class LayerwiseLoss(DistillationLoss):
     def prepare(self, student: ForwardPass, teacher: ForwardPass) -> None:
         for pair in self.pairs:
             try:
-                found = self.run_layer(student.module, teacher, pair)
-                relative_error(flatten_positions(found), flatten_positions(teacher.outputs[pair.last]))
+                output = self.run_layer(student.module, teacher, pair)
+                relative_error(flatten_positions(output), flatten_positions(teacher.outputs[pair.last]))
             except (RuntimeError, TypeError, ValueError) as error:
                 raise UsageError(
                     f"layer {pair.student} of the student does not take the input of {pair.first} of its teacher, or "

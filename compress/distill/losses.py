@@ -47,33 +47,33 @@ class HiddenStateLoss(DistillationLoss):
 
     def prepare(self, student: ForwardPass, teacher: ForwardPass) -> None:
         self.auxiliary = nn.ModuleList()
-        for own, theirs in zip(self.student, self.teacher, strict=True):
-            found, wanted = flatten_positions(student.outputs[own]), flatten_positions(teacher.outputs[theirs])
-            if found.shape[:2] != wanted.shape[:2]:
+        for ours, theirs in zip(self.student, self.teacher, strict=True):
+            hidden, target = flatten_positions(student.outputs[ours]), flatten_positions(teacher.outputs[theirs])
+            if hidden.shape[:2] != target.shape[:2]:
                 raise UsageError(
-                    f"layer {own} of the student has {found.shape[1]} positions, and {theirs} of its teacher "
-                    f"{wanted.shape[1]}: they cannot be compared. Use distill.logits"
+                    f"layer {ours} of the student has {hidden.shape[1]} positions, and {theirs} of its teacher "
+                    f"{target.shape[1]}: they cannot be compared. Use distill.logits"
                 )
-            differ = found.shape[2] != wanted.shape[2]
+            differ = hidden.shape[2] != target.shape[2]
             if differ and self.project is False:
                 raise UsageError(
-                    f"layer {own} of the student is {found.shape[2]} wide, and {theirs} of its teacher "
-                    f"{wanted.shape[2]}. Leave project out, so that a projection between them is trained"
+                    f"layer {ours} of the student is {hidden.shape[2]} wide, and {theirs} of its teacher "
+                    f"{target.shape[2]}. Leave project out, so that a projection between them is trained"
                 )
-            self.auxiliary.append(make_projection(found, wanted) if self.project or differ else nn.Identity())
+            self.auxiliary.append(make_projection(hidden, target) if self.project or differ else nn.Identity())
 
     def loss(self, student: ForwardPass, teacher: ForwardPass, terms: LossTerms) -> Tensor:
         total = student.first.new_zeros((), dtype=flatten_positions(student.first[:0]).dtype)
-        for own, theirs, project in zip(self.student, self.teacher, self.auxiliary, strict=True):
-            found = project(flatten_positions(student.outputs[own])).float()
-            total = total + terms.sum_errors(relative_error(found, flatten_positions(teacher.outputs[theirs])))
+        for ours, theirs, project in zip(self.student, self.teacher, self.auxiliary, strict=True):
+            hidden = project(flatten_positions(student.outputs[ours])).float()
+            total = total + terms.sum_errors(relative_error(hidden, flatten_positions(teacher.outputs[theirs])))
         return total / len(self.student)
 
 
-def make_projection(found: Tensor, wanted: Tensor) -> nn.Linear:
+def make_projection(hidden: Tensor, target: Tensor) -> nn.Linear:
     """Return a linear layer from the student's width to the teacher's, initialised as the identity as far as both
     go."""
-    layer = nn.Linear(found.shape[2], wanted.shape[2], device=found.device)
+    layer = nn.Linear(hidden.shape[2], target.shape[2], device=hidden.device)
     nn.init.eye_(layer.weight)
     nn.init.zeros_(layer.bias)
     return layer
@@ -97,38 +97,40 @@ class SoftTargetLoss(DistillationLoss):
     def prepare(self, student: ForwardPass, teacher: ForwardPass) -> None:
         if HIDDEN in teacher.answers:
             return
-        own, theirs = student.first.shape, teacher.first.shape
-        if own != theirs or len(own) < 2 or own[-1] < 2:
+        ours, theirs = student.first.shape, teacher.first.shape
+        if ours != theirs or len(ours) < 2 or ours[-1] < 2:
             raise UsageError(
-                f"the student's outputs have the shape {list(own[1:])} and its teacher's {list(theirs[1:])}; expected "
+                f"the student's outputs have the shape {list(ours[1:])} and its teacher's {list(theirs[1:])}; expected "
                 f"the logits of the same two classes or more. Distil something other than logits"
             )
 
     def loss(self, student: ForwardPass, teacher: ForwardPass, terms: LossTerms) -> Tensor:
         if HIDDEN not in teacher.answers:
             return terms.sum_errors(self.divergence(student.first, teacher.first))
-        found, wanted = student.answers[HIDDEN].flatten(0, 1), teacher.answers[HIDDEN].flatten(0, 1)
-        own, theirs = head_weights(student), head_weights(teacher)
+        hidden, target = student.answers[HIDDEN].flatten(0, 1), teacher.answers[HIDDEN].flatten(0, 1)
+        head, teacher_head = head_weights(student), head_weights(teacher)
         model: Any = teacher.module
         cap = model.logit_cap
         parts = [
-            checkpoint(self.divergence_of_hidden, one, two, own, theirs, cap, use_reentrant=False)
-            for one, two in zip(torch.split(found, CHUNK), torch.split(wanted, CHUNK), strict=True)
+            checkpoint(self.divergence_of_hidden, some, some_targets, head, teacher_head, cap, use_reentrant=False)
+            for some, some_targets in zip(torch.split(hidden, CHUNK), torch.split(target, CHUNK), strict=True)
         ]
         return terms.sum_errors(torch.cat(parts).reshape(student.answers[HIDDEN].shape[:2]))
 
-    def divergence_of_hidden(self, found: Tensor, wanted: Tensor, own: Any, theirs: Any, cap: float | None) -> Tensor:
+    def divergence_of_hidden(
+        self, hidden: Tensor, target: Tensor, head: Any, teacher_head: Any, cap: float | None
+    ) -> Tensor:
         """Return the divergence at each token, [tokens], from hidden states [tokens, width], the weights of both heads,
         and the cap of the logits."""
         with torch.no_grad():
-            target = cap_logits(linear(wanted, *theirs), cap)
-        return self.divergence(cap_logits(linear(found, *own), cap), target)
+            target_logits = cap_logits(linear(target, *teacher_head), cap)
+        return self.divergence(cap_logits(linear(hidden, *head), cap), target_logits)
 
-    def divergence(self, found: Tensor, wanted: Tensor) -> Tensor:
+    def divergence(self, logits: Tensor, teacher_logits: Tensor) -> Tensor:
         """Return the divergence of logits, summed over their last axis and averaged over all others but the first,
         float32."""
-        likely = (found.float() / self.temperature).log_softmax(dim=-1)
-        target = (wanted.float() / self.temperature).log_softmax(dim=-1)
+        likely = (logits.float() / self.temperature).log_softmax(dim=-1)
+        target = (teacher_logits.float() / self.temperature).log_softmax(dim=-1)
         divergence = kl_div(likely, target, reduction="none", log_target=True).sum(dim=-1) * self.temperature**2
         return divergence.flatten(1).mean(dim=1) if divergence.ndim > 1 else divergence
 
@@ -143,16 +145,16 @@ class CosineLoss(DistillationLoss):
     """1 - the cosine similarity of the student's and the teacher's vector, for each row."""
 
     def prepare(self, student: ForwardPass, teacher: ForwardPass) -> None:
-        own, theirs = student.first.shape, teacher.first.shape
-        if own != theirs or len(own) != 2:
+        ours, theirs = student.first.shape, teacher.first.shape
+        if ours != theirs or len(ours) != 2:
             raise UsageError(
-                f"the student's outputs have the shape {list(own[1:])} and its teacher's {list(theirs[1:])}; expected "
+                f"the student's outputs have the shape {list(ours[1:])} and its teacher's {list(theirs[1:])}; expected "
                 f"one vector a row, of the same size. Keep the width of the model's last layer"
             )
 
     def loss(self, student: ForwardPass, teacher: ForwardPass, terms: LossTerms) -> Tensor:
-        found, wanted = normalize_vectors(student), normalize_vectors(teacher)
-        return terms.sum_errors(1 - (found * wanted).sum(dim=1))
+        vectors, targets = normalize_vectors(student), normalize_vectors(teacher)
+        return terms.sum_errors(1 - (vectors * targets).sum(dim=1))
 
 
 class SimilarityLoss(DistillationLoss):
@@ -163,8 +165,8 @@ class SimilarityLoss(DistillationLoss):
     compares_rows: ClassVar[bool] = True
 
     def loss(self, student: ForwardPass, teacher: ForwardPass, terms: LossTerms) -> Tensor:
-        found, wanted = normalize_vectors(student), normalize_vectors(teacher)
-        errors = (found @ found.T - wanted @ wanted.T).square()
+        vectors, targets = normalize_vectors(student), normalize_vectors(teacher)
+        errors = (vectors @ vectors.T - targets @ targets.T).square()
         return terms.sum_errors(errors.sum(dim=1) / max(len(errors) - 1, 1))
 
 

@@ -54,16 +54,17 @@ class Student(TorchStage):
             module, structure = self.shorten(checkpoint)
         config = self.model_dump(mode="json")
         key = hash_of(context.key, checkpoint.key, self.name, config, environment_digest())
-        before, after = (sum(each.numel() for each in one.parameters()) for one in (checkpoint.module, module))
+        before, after = (sum(weight.numel() for weight in one.parameters()) for one in (checkpoint.module, module))
         figures = {"parameters before": float(before), "parameters": float(after)}
         made = checkpoint.after(
             Record(stage=self.name, config=config, key=key, figures=figures, structure=structure), module
         )
         if made.outputs != checkpoint.outputs:
-            own, theirs = ([list(spec.shape) for spec in one.outputs] for one in (made, checkpoint))
+            ours, theirs = ([list(spec.shape) for spec in one.outputs] for one in (made, checkpoint))
             raise RecipeError(
-                f"config: the student's outputs have the shapes {own}, and the original's {theirs}; expected the same, "
-                f"since they are compared. Keep the keys that determine them (hidden_size, for a model that embeds)"
+                f"config: the student's outputs have the shapes {ours}, and the original's {theirs}; expected the "
+                f"same, since they are compared. Keep the keys that determine them (hidden_size, for a model that "
+                f"embeds)"
             )
         return made
 
@@ -102,7 +103,7 @@ class Student(TorchStage):
                 f"config: the model no longer matches its config after {changed[-1]}. Put distill.student before it"
             )
         config = source["config"]
-        known = set(config).union(*(each.to_dict() for _, each in iterate_configs(checkpoint.module)))
+        known = set(config).union(*(nested.to_dict() for _, nested in iterate_configs(checkpoint.module)))
         for key in self.config:
             if key not in known:
                 raise RecipeError(f"config: the model's config has no key {key!r}. {registry.did_you_mean(key, known)}")
@@ -136,14 +137,14 @@ def copy_weights(student: nn.Module, original: nn.Module, kept: Sequence[int]) -
     are left as they are."""
     left = copy.deepcopy(original)
     keep_blocks(left, kept)
-    for own, theirs in zip(anatomy(student).of("ffn"), anatomy(left).of("ffn"), strict=True):
-        if own.units < theirs.units:
-            keep_units(left, theirs, largest_units(left, theirs, own.units))
-    found = left.state_dict()
+    for ours, theirs in zip(anatomy(student).of("ffn"), anatomy(left).of("ffn"), strict=True):
+        if ours.units < theirs.units:
+            keep_units(left, theirs, largest_units(left, theirs, ours.units))
+    weights = left.state_dict()
     for name, value in student.state_dict().items():
-        if name in found and found[name].ndim == value.ndim:
-            common = tuple(slice(min(sizes)) for sizes in zip(value.shape, found[name].shape, strict=True))
-            value[common] = found[name][common]
+        if name in weights and weights[name].ndim == value.ndim:
+            common = tuple(slice(min(sizes)) for sizes in zip(value.shape, weights[name].shape, strict=True))
+            value[common] = weights[name][common]
 
 
 def largest_units(module: nn.Module, site: Site, count: int) -> list[int]:

@@ -75,20 +75,20 @@ def factorize_layers(
             if errors[path] <= max_error:
                 replace_layer(module, path, factors)
             step.advance()
-        factorizations = {path: each for path, each in factorizations.items() if errors[path] <= max_error}
+        factorizations = {path: made for path, made in factorizations.items() if errors[path] <= max_error}
         if not factorizations:
             raise UsageError(
                 f"{name}: none of {len(errors)} layers can be factorized to an error of at most {max_error:.0%}; "
                 f"the lowest is {min(errors.values()):.0%}. Allow a larger error and heal afterwards, or ask for less"
             )
-        lasts = {path: 2 if each.kind == "bottleneck" else 1 for path, each in factorizations.items()}
+        lasts = {path: 2 if made.kind == "bottleneck" else 1 for path, made in factorizations.items()}
         targets = {f"{path}.{last}": path for path, last in lasts.items() if path in moments}
         refit_layers(module, original, checkpoint.task, dataset, targets)
         worst = max(factorizations, key=lambda path: errors[path])
         step.note = f"{len(factorizations)} layers; the largest output error is {errors[worst]:.1%}, of {worst}"
     key = hash_of(context.key, checkpoint.key, name, dump_settings(stage), environment_digest())
     figures = {"layers": float(len(factorizations)), "largest loss": errors[worst]}
-    structure = {PARTS: {path: each.model_dump(mode="json") for path, each in factorizations.items()}}
+    structure = {PARTS: {path: made.model_dump(mode="json") for path, made in factorizations.items()}}
     return checkpoint.after(
         Record(stage=name, config=dump_settings(stage), key=key, figures=figures, structure=structure), module
     )

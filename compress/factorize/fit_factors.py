@@ -51,13 +51,13 @@ def initialize_factors(
 ) -> list[Tensor]:
     """Return initial factors, in the order of their weights' elements. weight: [out, in x kernel] float64."""
     size, area = factorization.size, kernel[0] * kernel[1]
-    each = weight.reshape(len(weight), -1, area)  # [out, in, kernel]
+    kernels = weight.reshape(len(weight), -1, area)  # [out, in, kernel]
     match factorization.kind:
         case "low-rank":
             directions = output_spectrum(weight, metric)[1][:, :size]
             return [directions.T @ weight, directions]
         case "separable":
-            filters = torch.linalg.svd(each.transpose(0, 1), full_matrices=False)[2][:, :size]
+            filters = torch.linalg.svd(kernels.transpose(0, 1), full_matrices=False)[2][:, :size]
             first = block_diagonal(*filters)
             return [filters, solve_last_factor(weight, metric, first)]
         case "grouped":
@@ -68,8 +68,8 @@ def initialize_factors(
             return [torch.cat(firsts), solve_last_factor(weight, metric, block_diagonal(*firsts))]
         case "bottleneck":
             out = output_spectrum(weight, metric)[1][:, :size]
-            inside = torch.linalg.svd(each.transpose(0, 1).flatten(1), full_matrices=False)[0][:, :size]
-            return [inside.T, torch.einsum("or,oik,is->rsk", out, each, inside), out]
+            inside = torch.linalg.svd(kernels.transpose(0, 1).flatten(1), full_matrices=False)[0][:, :size]
+            return [inside.T, torch.einsum("or,oik,is->rsk", out, kernels, inside), out]
         case "spatial":
             left, values, right = torch.linalg.svd(spatial_matrix(weight, kernel), full_matrices=False)
             root = values[:size].sqrt()
@@ -131,9 +131,9 @@ def minimize(weights: Sequence[Tensor], error: Callable[[], Tensor]) -> None:
 
     def closure() -> float:
         optimizer.zero_grad()
-        found = error()
-        found.backward()  # type: ignore[no-untyped-call]
-        return float(found.detach())
+        value = error()
+        value.backward()  # type: ignore[no-untyped-call]
+        return float(value.detach())
 
     with torch.enable_grad():
         optimizer.step(closure)  # type: ignore[no-untyped-call]

@@ -144,12 +144,12 @@ def energy_losses(energies: Tensor) -> list[float]:
 
 def select_by_energy(layers: Sequence[RankTradeoff], energy: float) -> dict[str, int]:
     """Return the lowest rank of each layer that keeps this share of its output's energy, where that saves work."""
-    found = {}
+    ranks = {}
     for layer in layers:
         enough = [rank for rank in layer.ranks if layer.losses[min(rank, len(layer.losses) - 1)] <= 1 - energy + 1e-12]
         if enough:
-            found[layer.path] = enough[-1]
-    return found
+            ranks[layer.path] = enough[-1]
+    return ranks
 
 
 def select_by_budget(layers: Sequence[RankTradeoff], keep: float) -> dict[str, int]:
@@ -160,11 +160,11 @@ def select_by_budget(layers: Sequence[RankTradeoff], keep: float) -> dict[str, i
     """
     budget = keep * sum(layer.parameters for layer in layers)
     left = float(sum(layer.parameters for layer in layers))
-    found: dict[str, int] = {}
+    ranks: dict[str, int] = {}
     while left > budget:
         best: tuple[float, str, int, float] | None = None
         for layer in layers:
-            now = found.get(layer.path)
+            now = ranks.get(layer.path)
             size, lost = (layer.parameters, 0.0) if now is None else (now * layer.per_rank, layer.losses[now])
             for rank in layer.ranks:
                 saved = size - rank * layer.per_rank
@@ -177,5 +177,5 @@ def select_by_budget(layers: Sequence[RankTradeoff], keep: float) -> dict[str, i
         if best is None:
             break
         left -= best[3]
-        found[best[1]] = best[2]
-    return found
+        ranks[best[1]] = best[2]
+    return ranks

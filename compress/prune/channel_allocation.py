@@ -38,13 +38,14 @@ def measure_importance(
     readable = [path for path, layer in layers.items() if isinstance(layer, known)]
     scores: ChannelScores = {}
     for path, statistics in collect_statistics(criterion, module, task, dataset, readable, seed=seed).items():
-        own, layer = criterion.score(statistics).double(), layers[path]
-        scores[path, False], scores[path, True] = own.sum(dim=1), sum_input_scores(own, layer)
+        score, layer = criterion.score(statistics).double(), layers[path]
+        scores[path, False], scores[path, True] = score.sum(dim=1), sum_input_scores(score, layer)
     for path, layer in layers.items():
         if isinstance(layer, TRANSPOSED) and not criterion.needs:  # [in, out / groups, ...]
-            own = criterion.score(LayerStatistics(layer.weight.detach().flatten(1))).double()
-            own = own.reshape(layer.groups, layer.in_channels // layer.groups, layer.out_channels // layer.groups, -1)
-            scores[path, False], scores[path, True] = own.sum(dim=(1, 3)).flatten(), own.sum(dim=(2, 3)).flatten()
+            score = criterion.score(LayerStatistics(layer.weight.detach().flatten(1))).double()
+            inputs, outputs = layer.in_channels // layer.groups, layer.out_channels // layer.groups
+            score = score.reshape(layer.groups, inputs, outputs, -1)
+            scores[path, False], scores[path, True] = score.sum(dim=(1, 3)).flatten(), score.sum(dim=(2, 3)).flatten()
         if isinstance(layer, NORMS) and layer.affine and not criterion.needs:
             scores[path, False] = criterion.score(LayerStatistics(layer.weight.detach()[:, None]))[:, 0].double()
     return [group_importance(group, scores) for group in groups]
@@ -60,18 +61,18 @@ def sum_input_scores(scores: Tensor, layer: nn.Module | nn.Parameter) -> Tensor:
 
 def group_importance(group: ChannelGroup, scores: ChannelScores) -> Tensor:
     """Return the importance of one group's channels, [width] float64."""
-    found = []
+    parts = []
     for member in group.members:
         channels = scores.get((member.path, member.axis == "in"))
         if channels is not None:
-            own = torch.stack([channels[list(places)].sum() for places in member.places])
-            found.append(own / own.mean().clamp(min=1e-30))
-    if not found:
+            summed = torch.stack([channels[list(places)].sum() for places in member.places])
+            parts.append(summed / summed.mean().clamp(min=1e-30))
+    if not parts:
         raise UsageError(
             f"the criterion needs the inputs of linear layers or two-dimensional convolutions, and none of them shares "
             f"the channels of {group.name}. Use criterion: magnitude"
         )
-    return torch.stack(found).mean(dim=0)
+    return torch.stack(parts).mean(dim=0)
 
 
 @dataclass(frozen=True)
@@ -108,11 +109,11 @@ def allocate_channels(
     """
     positions = count_positions(module, batch)
     budget = count_multiplications(module, positions, ranked, uniform)
-    levels = [each.levels() for each in ranked]
+    levels = [group.levels() for group in ranked]
     whole = fidelity(module)
     losses = [
-        [max(0.0, whole - measure_masked(module, each, count, fidelity)) for count in counts]
-        for each, counts in zip(ranked, levels, strict=True)
+        [max(0.0, whole - measure_masked(module, group, count, fidelity)) for count in counts]
+        for group, counts in zip(ranked, levels, strict=True)
     ]
     chosen = [0] * len(ranked)
 
@@ -146,18 +147,18 @@ def measure_masked(module: nn.Module, ranked: RankedGroup, count: int, fidelity:
 
 def count_positions(module: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, int]:
     """Return how many output positions each layer computes for a sample, by its path: how often its weight is used."""
-    found: dict[str, int] = {}
+    positions: dict[str, int] = {}
     rows = len(next(iter(batch.values())))
 
     def count(path: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
         channels = output.shape[-1] if isinstance(layer, nn.Linear) else output.shape[1]
-        found[path] = found.get(path, 0) + output.numel() // channels // rows
+        positions[path] = positions.get(path, 0) + output.numel() // channels // rows
 
     kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
     paths = [path for path, layer in module.named_modules() if isinstance(layer, kinds)]
     with torch.no_grad(), forward_hooks(module, paths, after=count):
         call(module, batch)
-    return found
+    return positions
 
 
 def count_multiplications(
@@ -165,11 +166,11 @@ def count_multiplications(
 ) -> float:
     """Multiplications for one sample when the groups keep so many channels."""
     removed: dict[tuple[str, str], float] = {}
-    for each, count in zip(ranked, counts, strict=True):
-        for member in each.group.members:
-            share = 1 - count / each.group.width
-            own = sum(map(len, member.places)) * share
-            removed[member.path, member.axis] = removed.get((member.path, member.axis), 0.0) + own
+    for entry, count in zip(ranked, counts, strict=True):
+        for member in entry.group.members:
+            share = 1 - count / entry.group.width
+            count_removed = sum(map(len, member.places)) * share
+            removed[member.path, member.axis] = removed.get((member.path, member.axis), 0.0) + count_removed
     total = 0.0
     for path, uses in positions.items():
         layer = module.get_submodule(path)

@@ -95,9 +95,9 @@ def shrink_convolution(layer: nn.Module, removed: RemovedChannels) -> None:
         groups, height, width = layer.groups, layer.out_channels // layer.groups, layer.in_channels // layer.groups
         parts = []
         for number in range(groups):
-            own = rows[rows // height == number]
+            outputs = rows[rows // height == number]
             inputs = columns[columns // width == number] - number * width
-            parts.append(weight[own][:, inputs])
+            parts.append(weight[outputs][:, inputs])
         if len({part.shape for part in parts}) > 1:
             raise RuntimeError("a grouped convolution whose groups would differ")
         weight = nn.Parameter(torch.cat(parts).contiguous(), requires_grad=weight.requires_grad)

@@ -164,9 +164,9 @@ class ChannelPruner:
     def rank_channels(self, groups: Sequence[ChannelGroup]) -> list[list[int]]:
         """Return the channels of each group in descending order of importance; lanes take turns."""
         task, seed = self.checkpoint.task, self.context.seed
-        found = measure_importance(self.criterion, self.module, task, self.dataset, groups, seed)
+        importances = measure_importance(self.criterion, self.module, task, self.dataset, groups, seed)
         ordered = []
-        for group, importance in zip(groups, found, strict=True):
+        for group, importance in zip(groups, importances, strict=True):
             lanes = [sorted(lane, key=lambda channel: (-float(importance[channel]), channel)) for lane in group.lanes]
             ordered.append([channel for rank in zip(*lanes, strict=True) for channel in rank])
         return ordered
@@ -193,7 +193,7 @@ class ChannelPruner:
     def compensate(self, narrowed: nn.Module) -> nn.Module:
         """Return the narrowed module, or one with refitted layers and recalibrated batch normalisation, whichever has
         the highest fidelity."""
-        task, found = self.checkpoint.task, [narrowed]
+        task, candidates = self.checkpoint.task, [narrowed]
         if self.stage.compensate:
             original = self.checkpoint.module
             paths = [
@@ -204,10 +204,10 @@ class ChannelPruner:
             ]
             fitted = copy.deepcopy(narrowed)
             refit_layers(fitted, original, task, self.dataset, dict(zip(paths, paths, strict=True)), self.rows)
-            found.append(fitted)
+            candidates.append(fitted)
         if self.stage.recalibrate_batch_norm and any(isinstance(layer, NORMS) for layer in narrowed.modules()):
-            found += [recalibrate_batch_norm(module, task, self.dataset) for module in found]
-        return max(found, key=self.fidelity) if len(found) > 1 else narrowed
+            candidates += [recalibrate_batch_norm(module, task, self.dataset) for module in candidates]
+        return max(candidates, key=self.fidelity) if len(candidates) > 1 else narrowed
 
     def fidelity(self, module: nn.Module) -> float:
         """Return the mean fidelity of a module's outputs to the original's."""
@@ -221,10 +221,10 @@ def prove_removal(module: nn.Module, removal: Removal, batch: Mapping[str, Tenso
     mask_channels(masked, removal)
     remove_channels(narrowed, removal)
     with torch.no_grad():
-        expected, found = call(masked, batch), call(narrowed, batch)
+        expected, outputs = call(masked, batch), call(narrowed, batch)
     error = 0.0
     for name, output in expected.items():
-        difference = relative_difference(output, found[name])
+        difference = relative_difference(output, outputs[name])
         error = max(error, math.inf if math.isnan(difference) else difference)
     return narrowed, error
 

@@ -41,12 +41,12 @@ class Layers(TorchStage):
         """Return the checkpoint with fewer blocks. Raises SourceError for an unknown architecture, RecipeError if no
         block would be left or a block does not exist, PruningError where the proof fails."""
         context = replace(context, calibrate=context.calibrate.take(self.samples, context.seed))
-        found = anatomy(checkpoint.module)
-        count = len(found.sites)
+        blocks = anatomy(checkpoint.module)
+        count = len(blocks.sites)
         kept = self.remaining(count) if self.drop is not None else self.select(checkpoint, context, count)
         gone = [index for index in range(count) if index not in kept]
         module = copy_with_blocks(checkpoint.module, kept)
-        paths = [found.block(index) for index in gone]
+        paths = [blocks.block(index) for index in gone]
         error = prove(
             checkpoint.module,
             lambda: skip_blocks(checkpoint.module, paths),
@@ -65,9 +65,9 @@ class Layers(TorchStage):
             structure={BLOCKS: kept},
         )
         if self.compensate and gone:
-            original, blocks = find_target(checkpoint, context)
+            original, counterparts = find_target(checkpoint, context)
             batches = list(forward_batches(context.task, context.calibrate))
-            refit_blocks(module, original, [blocks[index] for index in kept], batches, ("heads", "ffn"))
+            refit_blocks(module, original, [counterparts[index] for index in kept], batches, ("heads", "ffn"))
         return checkpoint.after(record, module)
 
     @staticmethod
@@ -94,7 +94,7 @@ class Layers(TorchStage):
         while len(kept) > least:
             scores = {}
             for index in kept:
-                left = [each for each in kept if each != index]
+                left = [other for other in kept if other != index]
                 smaller = replace(checkpoint, module=copy_with_blocks(checkpoint.module, left))
                 scores[index] = float(context.fidelity(smaller).mean())
             kept.remove(max(kept, key=lambda index: scores[index]))

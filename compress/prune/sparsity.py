@@ -53,13 +53,15 @@ def select_layers(module: nn.Module, layers: Sequence[str], keep: Sequence[str])
     A layer whose weight is tied to another module's, such as a language model's head to its embedding, is skipped.
     Raises RecipeError for a pattern that names no layer, or if none is left.
     """
-    found = {path: layer for path, layer in module.named_modules() if isinstance(layer, (nn.Linear, nn.Conv2d, Conv1D))}
-    named = match_patterns(found, layers, "layers")
+    candidates = {
+        path: layer for path, layer in module.named_modules() if isinstance(layer, (nn.Linear, nn.Conv2d, Conv1D))
+    }
+    named = match_patterns(candidates, layers, "layers")
     uses = count_uses(module)
-    tied = {path: TIED for path, layer in found.items() if uses[id(layer.weight)] > 1 and path in named}
-    kept = match_patterns(found, keep, "keep")
-    skipped = tied | {path: KEPT for path in found if path in kept}
-    return LayerSelection(tuple(path for path in found if path in named), {}).without(skipped)
+    tied = {path: TIED for path, layer in candidates.items() if uses[id(layer.weight)] > 1 and path in named}
+    kept = match_patterns(candidates, keep, "keep")
+    skipped = tied | {path: KEPT for path in candidates if path in kept}
+    return LayerSelection(tuple(path for path in candidates if path in named), {}).without(skipped)
 
 
 @torch.no_grad()
@@ -84,9 +86,9 @@ def sparsify(
     ):
         layer = module.get_submodule(path)
         places = order(layer)
-        given = statistics if places is None else reorder_inputs(statistics, places)
-        found = prune_weight(given, patterns[path], criterion, update=update)
-        write_weight(layer, found if places is None else found[:, places.argsort()])
+        ordered = statistics if places is None else reorder_inputs(statistics, places)
+        weight = prune_weight(ordered, patterns[path], criterion, update=update)
+        write_weight(layer, weight if places is None else weight[:, places.argsort()])
 
 
 def iterate_statistics(

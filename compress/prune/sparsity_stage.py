@@ -47,12 +47,12 @@ class SparsityStage(TorchStage):
 
     def prepare(self, checkpoint: Checkpoint, context: TorchContext) -> tuple[Checkpoint, Dataset, LayerSelection]:
         """Return a copy of the checkpoint to change, the calibration samples, and the layers. Raises RecipeError."""
-        own = replace(checkpoint, module=copy.deepcopy(checkpoint.module))
+        copied = replace(checkpoint, module=copy.deepcopy(checkpoint.module))
         dataset = context.calibrate.take(self.samples, context.seed)
-        selection = select_layers(own.module, self.layers, self.keep)
+        selection = select_layers(copied.module, self.layers, self.keep)
         if needs_inputs(self.importance_criterion, update=self.compensates):
-            selection = skip_idle_layers(own.module, context.task, dataset, selection)
-        return own, dataset, selection
+            selection = skip_idle_layers(copied.module, context.task, dataset, selection)
+        return copied, dataset, selection
 
     def record(
         self, name: str, checkpoint: Checkpoint, module: nn.Module, selection: LayerSelection, context: TorchContext

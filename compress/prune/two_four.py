@@ -24,15 +24,15 @@ class TwoFour(SparsityStage):
     """
 
     def apply(self, checkpoint: Checkpoint, context: TorchContext) -> Checkpoint:
-        own, dataset, selection = self.prepare(checkpoint, context)
-        layers = {path: own.module.get_submodule(path) for path in selection.paths}
+        copied, dataset, selection = self.prepare(checkpoint, context)
+        layers = {path: copied.module.get_submodule(path) for path in selection.paths}
         odd = {path: count_channels(layer)[0] for path, layer in layers.items() if count_channels(layer)[0] % 4}
         selection = selection.without({path: f"its {count} inputs are no multiple of 4" for path, count in odd.items()})
         few = [path for path in selection.paths if min(count_channels(layers[path])) < LEAST_CHANNELS]
         with context.steps.step("prune two of every four weights", len(selection.paths)) as step:
             patterns = {path: TwoOfFour() for path in selection.paths}
             sparsify(
-                own.module,
+                copied.module,
                 context.task,
                 dataset,
                 patterns,
@@ -48,7 +48,7 @@ class TwoFour(SparsityStage):
                 f"kernels: {', '.join(few[:NAMED])}{', ...' if len(few) > NAMED else ''}. Measure, or name them in "
                 "`keep`"
             )
-        return checkpoint.after(self.record(NAME, checkpoint, own.module, selection, context), own.module)
+        return checkpoint.after(self.record(NAME, checkpoint, copied.module, selection, context), copied.module)
 
 
 def count_channels(layer: nn.Module) -> tuple[int, int]:

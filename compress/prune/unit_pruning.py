@@ -96,14 +96,14 @@ class UnitPruning(TorchStage):
     def counts(self, checkpoint: Checkpoint, context: TorchContext, totals: Sequence[int], share: float) -> list[int]:
         """Return how many units of each block stay. Raises RecipeError if a block would have none."""
         present = anatomy(checkpoint.module).of(self.units)
-        wanted = [min(round(total * share / self.multiple) * self.multiple, total) for total in totals]
-        if min(wanted) < 1:
+        targets = [min(round(total * share / self.multiple) * self.multiple, total) for total in totals]
+        if min(targets) < 1:
             raise RecipeError(
                 f"keep: {self.keep} of {min(totals)} units leaves none, in multiples of {self.multiple}. Keep more, or "
                 f"drop whole blocks (prune.layers)"
             )
-        if self.allocate == "uniform" or sum(wanted) == sum(site.units for site in present):
-            return [min(count, site.units) for count, site in zip(wanted, present, strict=True)]
+        if self.allocate == "uniform" or sum(targets) == sum(site.units for site in present):
+            return [min(count, site.units) for count, site in zip(targets, present, strict=True)]
         probe = replace(checkpoint, module=copy.deepcopy(checkpoint.module))
         curves = measure_curves(
             probe.module,
@@ -112,7 +112,7 @@ class UnitPruning(TorchStage):
             context.calibrate,
             lambda module: 1 - float(context.fidelity(replace(probe, module=module)).mean()),
         )
-        return allocate_units(curves, sum(wanted), self.multiple)
+        return allocate_units(curves, sum(targets), self.multiple)
 
     def make_selector(self, checkpoint: Checkpoint, context: TorchContext, counts: Sequence[int]) -> SelectUnits:
         """Return the function that chooses the units of a site that stay."""

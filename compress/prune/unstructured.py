@@ -50,7 +50,7 @@ class Unstructured(SparsityStage):
     heal: Heal = Heal(steps=500)
 
     def apply(self, checkpoint: Checkpoint, context: TorchContext) -> Checkpoint:
-        own, dataset, selection = self.prepare(checkpoint, context)
+        copied, dataset, selection = self.prepare(checkpoint, context)
 
         def prune(module: nn.Module, sparsity: float) -> None:
             self.sparsify(module, dataset, selection, sparsity, context)
@@ -64,17 +64,17 @@ class Unstructured(SparsityStage):
             return checkpoint.after(self.record(NAME, checkpoint, module, selection, context), module)
 
         if self.schedule == "one-shot":
-            prune_with_progress(own.module, self.sparsity)
-            return make_checkpoint(own.module)
+            prune_with_progress(copied.module, self.sparsity)
+            return make_checkpoint(copied.module)
         sparsities = cubic_schedule(self.sparsity, self.steps)
         if self.schedule == "iterative":
-            module = prune_iteratively(own, context, sparsities, prune_with_progress, self.heal, make_checkpoint)
+            module = prune_iteratively(copied, context, sparsities, prune_with_progress, self.heal, make_checkpoint)
             return make_checkpoint(module)
-        return make_checkpoint(self.train(own, context, selection, sparsities, prune, make_checkpoint))
+        return make_checkpoint(self.train(copied, context, selection, sparsities, prune, make_checkpoint))
 
     def train(
         self,
-        own: Checkpoint,
+        copied: Checkpoint,
         context: TorchContext,
         selection: LayerSelection,
         sparsities: Sequence[float],
@@ -83,8 +83,8 @@ class Unstructured(SparsityStage):
     ) -> nn.Module:
         """Return the module after a training during which it was pruned."""
         schedule = assign_steps(sparsities, self.heal.count_steps(len(context.train.keys)))
-        event = make_pruning_event(own, schedule, prune, [f"{path}.weight" for path in selection.paths])
-        return self.heal.train(make_checkpoint(own.module), context, (event,)).module
+        event = make_pruning_event(copied, schedule, prune, [f"{path}.weight" for path in selection.paths])
+        return self.heal.train(make_checkpoint(copied.module), context, (event,)).module
 
     def sparsify(
         self, module: nn.Module, dataset: Dataset, selection: LayerSelection, sparsity: float, context: TorchContext
@@ -120,7 +120,10 @@ def cubic_schedule(target: float, steps: int) -> list[float]:
 
 def assign_steps(sparsities: Sequence[float], steps: int) -> dict[int, float]:
     """Return the training steps after which each sparsity is reached. Of several at one step the last counts."""
-    return {max(1, round(steps * RAMP * number / len(sparsities))): each for number, each in enumerate(sparsities, 1)}
+    return {
+        max(1, round(steps * RAMP * number / len(sparsities))): sparsity
+        for number, sparsity in enumerate(sparsities, 1)
+    }
 
 
 def prune_iteratively(
@@ -144,8 +147,8 @@ def prune_iteratively(
     for number, sparsity in enumerate(sparsities[done:], done):
         sparsify(module, sparsity)
         if number < len(healed):
-            own = replace(context, work=context.work / f"healing-{number}")
-            module = heal.apply(make_checkpoint(module), own).module
+            healing_context = replace(context, work=context.work / f"healing-{number}")
+            module = heal.apply(make_checkpoint(module), healing_context).module
             save_weights(module, healed[number])
     return module
 

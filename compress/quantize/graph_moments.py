@@ -86,17 +86,17 @@ def collect_moments(
         for layer in layers
     }
     for part in split_by_memory(seen, MEMORY_LIMIT if second else None):
-        found = {seen[layer]: GraphMoments.zeros(seen[layer].im2col.groups, input_width(layer)) for layer in part}
+        moments = {seen[layer]: GraphMoments.zeros(seen[layer].im2col.groups, input_width(layer)) for layer in part}
         quantizers = {seen[layer]: quantize.get(layer.node, identity) for layer in part}
-        path = write_with_outputs(model, {source.tensor for source in found}, folder)
+        path = write_with_outputs(model, {source.tensor for source in moments}, folder)
         rng = np.random.default_rng(seed)
         with runtime.open(path, threads=cores()) as session:
             for batch in samples():
                 outputs = session.run(batch)
-                for source, each in found.items():
+                for source, sums in moments.items():
                     rows = source.im2col.unfold_input(outputs[source.tensor], source.kernel, rng)
-                    each.add(rows, quantizers[source](rows), second=second)
-        yield from ((layer, seen[layer].im2col, found[seen[layer]]) for layer in part)
+                    sums.add(rows, quantizers[source](rows), second=second)
+        yield from ((layer, seen[layer].im2col, moments[seen[layer]]) for layer in part)
 
 
 def identity(values: Array) -> Array:

@@ -34,14 +34,14 @@ class Im2Col:
         """Return the unfolding of a MatMul or a Conv."""
         if layer.kind == "MatMul":
             return cls()
-        given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+        attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
         axes = len(layer.shape) - 2
-        auto = bytes(given.get("auto_pad", b"NOTSET")).decode()
+        auto = bytes(attributes.get("auto_pad", b"NOTSET")).decode()
         return cls(
-            given.get("group", 1),
-            tuple(given.get("strides", [1] * axes)),
-            tuple(given.get("dilations", [1] * axes)),
-            None if auto.startswith("SAME") else tuple(given.get("pads", [0] * (2 * axes))),
+            attributes.get("group", 1),
+            tuple(attributes.get("strides", [1] * axes)),
+            tuple(attributes.get("dilations", [1] * axes)),
+            None if auto.startswith("SAME") else tuple(attributes.get("pads", [0] * (2 * axes))),
             auto == "SAME_UPPER",
         )
 

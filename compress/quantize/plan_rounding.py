@@ -66,8 +66,8 @@ def round_plan(
     Each layer is rounded by itself, with the float graph's tensors as inputs, so its weight fits any precision of the
     other layers. datasets: calibration samples; not used for rounding to nearest without bias correction.
     """
-    (found,) = round_plans(graph, plan, [config], datasets, context)
-    return found
+    (rounded,) = round_plans(graph, plan, [config], datasets, context)
+    return rounded
 
 
 def round_plans(
@@ -87,13 +87,13 @@ def round_plans(
     )
 
     def compute() -> Arrays:
-        found: Arrays = {}
+        arrays: Arrays = {}
         with context.steps.step(f"round the weights ({configs[0].rounding})", len(layers)) as step:
-            for layer, each in round_layers(graph, layers, plan, configs, datasets, context):
-                for number, weight in enumerate(each):
-                    found |= {f"{number}:{name}:{layer.node}": array for name, array in weight.arrays.items()}
+            for layer, rounded in round_layers(graph, layers, plan, configs, datasets, context):
+                for number, weight in enumerate(rounded):
+                    arrays |= {f"{number}:{name}:{layer.node}": array for name, array in weight.arrays.items()}
                 step.advance()
-        return found
+        return arrays
 
     arrays = context.cache.arrays(f"adjusted-{key}", compute)
     return [
@@ -143,11 +143,11 @@ def round_layers(
         )
     else:
         observed = ((layer, Im2Col(), GraphMoments.zeros(1, 0)) for layer in layers if layer.kind == "MatMul")
-    for layer, im2col, each in observed:
+    for layer, im2col, moments in observed:
         precision = plan.precision[layer.node]
         smoothing = plan.smoothing.get(layer.input) if precision == "int8" else None
         weight = numpy_helper.to_array(weights[layer.weight])
-        yield layer, [round_layer(layer, im2col, weight, precision, each, smoothing, config) for config in configs]
+        yield layer, [round_layer(layer, im2col, weight, precision, moments, smoothing, config) for config in configs]
 
 
 def make_quantizer(layer: Layer, plan: Plan) -> ActivationQuantizer:
@@ -186,8 +186,8 @@ def round_layer(
         integers.append(round_weight(matrix, steps, gram, levels, config.rounding, act_order=config.act_order))
         scales.append(scale)
         if config.bias_correction:
-            kept, given = observed.total[index] @ (matrix / factors[:, None]), observed.quantized[index]
-            corrections.append((kept - given @ (integers[-1] * steps / factors[:, None])) / max(observed.count, 1))
+            kept, quantized = observed.total[index] @ (matrix / factors[:, None]), observed.quantized[index]
+            corrections.append((kept - quantized @ (integers[-1] * steps / factors[:, None])) / max(observed.count, 1))
     return QuantizedWeight(
         im2col.fold_weight(np.stack(integers), layer.shape),
         np.concatenate(scales, axis=1),

@@ -74,7 +74,7 @@ class Qat(DistillStage):
             return lambda done: None
 
         trained = self.train(checkpoint, context, (note,))
-        ranges = {path: [each.limits.low, each.limits.high] for path, each in learned.items()}
+        ranges = {path: [quantizer.limits.low, quantizer.limits.high] for path, quantizer in learned.items()}
         record = self.record(checkpoint, context, {"last loss": trained.last_loss}, {RANGES: ranges})
         return checkpoint.after(record, trained.module)
 
@@ -110,8 +110,8 @@ class QuantizationAwareDistillation(DistillationObjective):
                     f"lora, qlora and layerwise from its techniques"
                 )
             modules.on_restore(attach_fake_quantization(layers[path], operation, learned))
-        own = nn.ModuleList(dict.fromkeys(self.learned.values())).to(modules.device)
-        modules.add(RANGES, own)
+        quantizers = nn.ModuleList(dict.fromkeys(self.learned.values())).to(modules.device)
+        modules.add(RANGES, quantizers)
 
 
 def find_quantizable(module: nn.Module, keep: Sequence[str]) -> list[str]:
@@ -153,4 +153,4 @@ def observe_histograms(
             alive.clear()
             first.clear()
     for path, histogram in histograms.items():
-        yield [each for each, chief in leader.items() if chief == path], histogram
+        yield [reader for reader, chief in leader.items() if chief == path], histogram

@@ -108,10 +108,10 @@ def read_learned_ranges(history: Sequence[Record], layers: Sequence[Layer]) -> d
     """
     records = [record.structure[RANGES] for record in history if RANGES in record.structure]
     learned: dict[str, tuple[float, float]] = records[-1] if records else {}
-    found: dict[str, Range] = {}
+    ranges: dict[str, Range] = {}
     for layer in layers:
         if layer.module in learned:
             low, high = learned[layer.module]
-            other = found.get(layer.input, Range(low, high))
-            found[layer.input] = Range(min(low, other.low), max(high, other.high))
-    return found
+            other = ranges.get(layer.input, Range(low, high))
+            ranges[layer.input] = Range(min(low, other.low), max(high, other.high))
+    return ranges

@@ -50,11 +50,11 @@ def round_weight(
     if rounding == "nearest":
         return nearest.astype(np.int8)
     if rounding == "gptq":
-        found = gptq(weight, scales, gram, levels, order=act_order)
+        rounded = gptq(weight, scales, gram, levels, order=act_order)
     else:
-        found = adaround(weight, scales, gram, levels)
-    better = output_errors(weight, found * scales, gram) <= output_errors(weight, nearest * scales, gram)
-    return np.where(better, found, nearest).astype(np.int8)
+        rounded = adaround(weight, scales, gram, levels)
+    better = output_errors(weight, rounded * scales, gram) <= output_errors(weight, nearest * scales, gram)
+    return np.where(better, rounded, nearest).astype(np.int8)
 
 
 def output_errors(weight: Array, changed: Array, gram: Array) -> Array:
@@ -84,9 +84,9 @@ def gptq(weight: Array, steps: Array, gram: Array, levels: tuple[int, int], *, o
 
     moments = torch.from_numpy(gram[np.ix_(inputs, inputs)])
     compress_columns(torch.from_numpy(weight[inputs].astype(np.float32)).T, moments, round_column)
-    found = np.empty(weight.shape, np.float32)
-    found[inputs] = integers.numpy()
-    return found
+    result = np.empty(weight.shape, np.float32)
+    result[inputs] = integers.numpy()
+    return result
 
 
 def adaround(weight: Array, scales: Array, gram: Array, levels: tuple[int, int]) -> Array:

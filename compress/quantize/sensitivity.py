@@ -79,7 +79,7 @@ class Rung(Sequence[Plan]):
     def __getitem__(self, index: slice) -> Sequence[Plan]: ...
     def __getitem__(self, index: int | slice) -> Plan | Sequence[Plan]:
         if isinstance(index, slice):
-            return [self[each] for each in range(*index.indices(len(self)))]
+            return [self[place] for place in range(*index.indices(len(self)))]
         count = range(len(self))[index]
         # The first and the last plan are the same in every order.
         raised = self._order.members if count in (0, len(self) - 1) else self._order.nodes

@@ -63,8 +63,8 @@ def collect_gradients(
     count = 0
     with enable_gradients(weights):
         for value in LOSSES[loss or choose_loss(task, dataset)](module, task, dataset, seed):
-            found = torch.autograd.grad(value, weights, allow_unused=True)
-            for (absolute, square), gradient in zip(sums, found, strict=True):
+            gradients = torch.autograd.grad(value, weights, allow_unused=True)
+            for (absolute, square), gradient in zip(sums, gradients, strict=True):
                 if gradient is not None:
                     absolute += gradient.abs()
                     square += gradient.square()

@@ -28,9 +28,9 @@ def write_weight(layer: nn.Module, matrix: Tensor, bias: Tensor | None = None) -
     """Copy other values into a layer's weight, [out, in], and into its bias, [out], if both have one."""
     weight: Tensor = layer.weight  # type: ignore[assignment]
     weight.copy_(matrix.T if isinstance(layer, Conv1D) else matrix.reshape(weight.shape))
-    own = get_bias(layer)
-    if own is not None and bias is not None:
-        own.copy_(bias)
+    present = get_bias(layer)
+    if present is not None and bias is not None:
+        present.copy_(bias)
 
 
 def count_uses(module: nn.Module) -> dict[int, int]:

@@ -111,7 +111,7 @@ def refit_cross_validated(
     errors = {}
     for ridge in RIDGES:
         damped = [NormalEquations(weight, biased, half, ridge) for half in halves]
-        if ridge == max(RIDGES) or all(each.is_definite(columns) for each in damped):
+        if ridge == max(RIDGES) or all(equations.is_definite(columns) for equations in damped):
             errors[ridge] = sum(
                 test.error(fitted.solve(columns)[0], columns)
                 for fitted, test in zip(damped, reversed(plain), strict=True)

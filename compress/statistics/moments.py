@@ -58,18 +58,18 @@ def collect_moments(
     Padding tokens (by the attention mask of the samples) are not counted. The inputs of a convolution are its patches,
     [channels of a group x kernel], of all groups together. Memory: one [in, in] matrix a layer.
     """
-    found: dict[str, Moments] = {}
+    moments: dict[str, Moments] = {}
     with torch.inference_mode():
         for path, inputs in iterate_inputs(module, forward_batches(task, dataset, rows), paths):
-            add_inputs(found, path, inputs)
-    return found
+            add_inputs(moments, path, inputs)
+    return moments
 
 
-def add_inputs(found: dict[str, Moments], path: str, inputs: Tensor) -> None:
+def add_inputs(moments: dict[str, Moments], path: str, inputs: Tensor) -> None:
     """Count inputs [count, in] of the layer at this path."""
-    if path not in found:
-        found[path] = Moments.zeros(inputs, inputs.shape[1])
-    found[path].add(inputs)
+    if path not in moments:
+        moments[path] = Moments.zeros(inputs, inputs.shape[1])
+    moments[path].add(inputs)
 
 
 @dataclass(frozen=True)
@@ -120,13 +120,13 @@ def collect_group_moments(
     module: nn.Module, batches: Sequence[Mapping[str, Tensor]], group: SharedInputLayers
 ) -> dict[str, Moments]:
     """Return the input moments of the layers of one group, by path."""
-    found: dict[str, Moments] = {}
+    moments: dict[str, Moments] = {}
     mask: Tensor | None = None
     left = 0
 
     def observe(path: str, layer: nn.Module, inputs: Tensor) -> None:
         nonlocal left
-        add_inputs(found, path, flatten_inputs(layer, inputs, mask))
+        add_inputs(moments, path, flatten_inputs(layer, inputs, mask))
         left -= 1
         if left == 0:
             raise ForwardStopped
@@ -138,4 +138,4 @@ def collect_group_moments(
                 call(module, batch)
             except ForwardStopped:
                 continue
-    return found
+    return moments

@@ -62,13 +62,13 @@ def find_shape(block: nn.Module) -> BlockShape | None:
     sizes: Sizes = {path: tuple(weight_matrix(layer).shape) for path, layer in layers.items()}
     attention = find_attention(block, list(sizes))
     known = find_heads(block, attention, sizes) if attention else None
-    found = known or BlockShape()
-    taken = (*found.projections, found.out) if known else [path for path in sizes if path.startswith(f"{attention}.")]
+    roles = known or BlockShape()
+    taken = (*roles.projections, roles.out) if known else [path for path in sizes if path.startswith(f"{attention}.")]
     up, down, gated = find_feed_forward([path for path in sizes if path not in taken], sizes)
     if not known and not down:
         return None
     between = tuple(find_depthwise(block, sizes[down][1])) if down else ()
-    return replace(found, up=up, down=down, gated_in_one=gated, between=between)
+    return replace(roles, up=up, down=down, gated_in_one=gated, between=between)
 
 
 def find_heads(block: nn.Module, attention: str, sizes: Sizes) -> BlockShape | None:
@@ -105,18 +105,18 @@ def is_linear(layer: nn.Module) -> TypeGuard[nn.Linear | Conv1D]:
 
 def read_head_width(part: nn.Module) -> int | None:
     """Return the width of one head, where a module says it."""
-    found = (getattr(part, name, None) for name in HEAD_WIDTHS)
-    return next((width for width in found if isinstance(width, int) and width > 0), None)
+    widths = (getattr(part, name, None) for name in HEAD_WIDTHS)
+    return next((width for width in widths if isinstance(width, int) and width > 0), None)
 
 
 def find_attention(block: nn.Module, layers: Sequence[str]) -> str | None:
     """Return the path of the one submodule with heads and linear layers in it; None where there is none, or several."""
-    found = [
+    attentions = [
         path
         for path, part in block.named_modules()
         if path and read_head_width(part) and any(layer.startswith(f"{path}.") for layer in layers)
     ]
-    inner = [path for path in found if not any(other.startswith(f"{path}.") for other in found)]
+    inner = [path for path in attentions if not any(other.startswith(f"{path}.") for other in attentions)]
     return inner[0] if len(inner) == 1 else None
 
 

@@ -137,7 +137,7 @@ class BlockwisePass:
                     seen[name] = value.reshape(*after.shape[:-1], -1)
             residual = find_residual(site, state, after, seen, followers)
             mask = self._masks[number]
-            x, y, residual = (select_tokens(each, mask) for each in (seen["x"], seen["y"], residual))
+            x, y, residual = (select_tokens(activations, mask) for activations in (seen["x"], seen["y"], residual))
             yield ConsumerActivations(x, residual + y, residual)
 
     def advance(self, index: int) -> None:
@@ -147,7 +147,9 @@ class BlockwisePass:
                 self._start_run(index + 1)
             return
         numbers = range(len(self._states))
-        self._states = [self._after[each] if each in self._after else self._run_block(each, index) for each in numbers]
+        self._states = [
+            self._after[number] if number in self._after else self._run_block(number, index) for number in numbers
+        ]
         self._after.clear()
 
 
@@ -157,9 +159,9 @@ def get_hidden(output: Any) -> Tensor:
     return hidden
 
 
-def is_same(state: Tensor, given: Tensor) -> bool:
+def is_same(state: Tensor, other: Tensor) -> bool:
     """Whether two hidden states are the same."""
-    return state is given or (state.shape == given.shape and torch.equal(state, given))
+    return state is other or (state.shape == other.shape and torch.equal(state, other))
 
 
 def find_residual(

@@ -65,22 +65,22 @@ def prove(
             with mask():
                 expected = call(larger, batch)
             try:
-                found = call(smaller, batch)
+                outputs = call(smaller, batch)
             except (RuntimeError, ValueError, IndexError) as error:
                 raise broken_cut(f"it does not run: {str(error).splitlines()[0]}") from error
-            worst = max(worst, *(relative_difference(expected[name], found[name]) for name in expected))
+            worst = max(worst, *(relative_difference(expected[name], outputs[name]) for name in expected))
     if not worst <= tolerance:
         raise broken_cut(f"its outputs differ by {worst:.2g} of the largest one, at most {tolerance:g} is expected")
     return worst
 
 
-def relative_difference(expected: Tensor, found: Tensor) -> float:
+def relative_difference(expected: Tensor, actual: Tensor) -> float:
     """Return the largest difference, as a share of the largest value; infinite for different shapes, NaN if any is
     NaN."""
-    if expected.shape != found.shape:
+    if expected.shape != actual.shape:
         return math.inf
     largest = float(expected.abs().max())
-    return float((expected - found).abs().max()) / (largest or 1.0)
+    return float((expected - actual).abs().max()) / (largest or 1.0)
 
 
 def broken_cut(reason: str) -> PruningError:

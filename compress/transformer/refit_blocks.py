@@ -43,12 +43,12 @@ def refit_blocks(
     units that stay; default: all. Returns the units that stay, by the consumer's path.
     """
     kept: dict[str, list[int]] = {}
-    found, reference = anatomy(module), anatomy(original)
+    blocks, reference = anatomy(module), anatomy(original)
     with torch.no_grad():
         old = BlockwisePass(original, reference, batches, changes=False)
-        new = BlockwisePass(module, found, batches, changes=True)
+        new = BlockwisePass(module, blocks, batches, changes=True)
         position = 0
-        for index, sites in enumerate(found.sites):
+        for index, sites in enumerate(blocks.sites):
             while position < counterparts[index]:
                 old.advance(position)
                 position += 1
@@ -97,14 +97,14 @@ def find_target(checkpoint: Checkpoint, context: TorchContext) -> tuple[nn.Modul
     checkpoint itself where the original has other blocks or another width."""
     module, original = checkpoint.module, context.original.module
     mine, theirs = anatomy(module), anatomy(original)
-    blocks = find_counterparts(checkpoint.history, len(theirs.sites))
-    alike = [hidden_widths(each, found) for each, found in ((module, mine), (original, theirs))]
-    if len(blocks) == len(mine.sites) and alike[0] == [alike[1][index] for index in blocks]:
-        return original, blocks
+    counterparts = find_counterparts(checkpoint.history, len(theirs.sites))
+    alike = [hidden_widths(model, blocks) for model, blocks in ((module, mine), (original, theirs))]
+    if len(counterparts) == len(mine.sites) and alike[0] == [alike[1][index] for index in counterparts]:
+        return original, counterparts
     return module, list(range(len(mine.sites)))
 
 
-def hidden_widths(module: nn.Module, found: Anatomy) -> list[int]:
+def hidden_widths(module: nn.Module, blocks: Anatomy) -> list[int]:
     """Return the width of the hidden states in each block."""
-    consumers = [next(iter(sites.values())).consumer for sites in found.sites]
+    consumers = [next(iter(sites.values())).consumer for sites in blocks.sites]
     return [len(weight_matrix(module.get_submodule(path))) for path in consumers]

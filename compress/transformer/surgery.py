@@ -32,8 +32,8 @@ def keep_units(module: nn.Module, site: Site, kept: Sequence[int]) -> None:
     """Remove all other units of a site, in place. The config is left to `update_config`."""
     units = torch.tensor(list(kept), dtype=torch.int64)
     for layer in dict.fromkeys(source.layer for source in site.sources):
-        own = [source for source in site.sources if source.layer == layer]
-        rows = torch.cat([unit_indices(units, each.width, each.start) for each in own])
+        sources = [source for source in site.sources if source.layer == layer]
+        rows = torch.cat([unit_indices(units, source.width, source.start) for source in sources])
         select_features(module.get_submodule(layer), out=rows)
     select_features(module.get_submodule(site.consumer), into=consumer_columns(site, kept))
     for name, axis in site.tables:
@@ -50,16 +50,16 @@ def keep_units(module: nn.Module, site: Site, kept: Sequence[int]) -> None:
 def select_features(layer: nn.Module, *, out: Tensor | None = None, into: Tensor | None = None) -> None:
     """Keep these output features, or these input features, of a linear layer, in place."""
     transposed = isinstance(layer, Conv1D)
-    own: Any = layer
-    weight, bias = own.weight, own.bias
+    linear: Any = layer
+    weight, bias = linear.weight, linear.bias
     kept = weight_matrix(layer).detach()
     if out is not None:
         kept = kept[out]
         if bias is not None:
-            own.bias = make_parameter(bias.detach()[out], bias)
+            linear.bias = make_parameter(bias.detach()[out], bias)
     if into is not None:
         kept = kept[:, into]
-    own.weight = make_parameter(kept.T if transposed else kept, weight)
+    linear.weight = make_parameter(kept.T if transposed else kept, weight)
     names = ("nf", "nx") if transposed else ("out_features", "in_features")
     for name, count in zip(names, kept.shape, strict=True):
         setattr(layer, name, count)
@@ -72,21 +72,21 @@ def make_parameter(value: Tensor, like: nn.Parameter) -> nn.Parameter:
 
 def keep_blocks(module: nn.Module, kept: Sequence[int]) -> None:
     """Remove all other blocks, in place, and update the attributes and configs that count them."""
-    found = anatomy(module)
-    path, _, name = found.stack.rpartition(".")
+    known = anatomy(module)
+    path, _, name = known.stack.rpartition(".")
     owner: Any = module.get_submodule(path)
     blocks = getattr(owner, name)
-    if len(blocks) != len(found.blocks):
+    if len(blocks) != len(known.blocks):
         raise SourceError(
-            f"{found.stack} holds {len(blocks) - len(found.blocks)} modules that are no blocks, so that blocks cannot "
+            f"{known.stack} holds {len(blocks) - len(known.blocks)} modules that are no blocks, so that blocks cannot "
             f"be removed from it. Use prune.ffn or prune.heads"
         )
     left = [blocks[index] for index in kept]
     setattr(owner, name, nn.Sequential(*left) if isinstance(blocks, nn.Sequential) else nn.ModuleList(left))
     for number, block in enumerate(getattr(owner, name)):
-        for each in block.modules():
-            if hasattr(each, "layer_idx"):
-                each.layer_idx = number
+        for part in block.modules():
+            if hasattr(part, "layer_idx"):
+                part.layer_idx = number
     if hasattr(owner, "n_layers"):
         owner.n_layers = len(kept)
     for _, config in iterate_configs(module):
@@ -99,11 +99,11 @@ def keep_blocks(module: nn.Module, kept: Sequence[int]) -> None:
 def update_config(module: nn.Module) -> None:
     """Write FFN width and number of heads into the configs, where all blocks agree and the config has a key for
     them."""
-    found = anatomy(module)
-    widths = {sites["ffn"].units for sites in found.sites if "ffn" in sites}
+    blocks = anatomy(module)
+    widths = {sites["ffn"].units for sites in blocks.sites if "ffn" in sites}
     heads = {
         (sites["heads"].units * sites["heads"].width, sites["heads"].keys or sites["heads"].units)
-        for sites in found.sites
+        for sites in blocks.sites
         if "heads" in sites
     }
     for _, config in iterate_configs(module):

@@ -107,13 +107,13 @@ class SensitivityCurve:
         return len(self.losses) - 1
 
 
-def allocate_units(curves: Sequence[SensitivityCurve], wanted: int, multiple: int) -> list[int]:
-    """Return how many units each block keeps: positive multiples of `multiple` that add up to `wanted` or just below.
+def allocate_units(curves: Sequence[SensitivityCurve], total: int, multiple: int) -> list[int]:
+    """Return how many units each block keeps: positive multiples of `multiple` that add up to `total` or just below.
 
     Greedy: `multiple` units at a time are removed where the loss per unit is lowest.
     """
     counts = [curve.units for curve in curves]
-    while sum(counts) > wanted:
+    while sum(counts) > total:
         below = [(count - 1) // multiple * multiple for count in counts]
         prices = {
             index: (curves[index].losses[less] - curves[index].losses[count]) / (count - less)
@@ -145,8 +145,8 @@ def measure_curve(
 ) -> SensitivityCurve:
     """Return the sensitivity curve of one site. base: the divergence without pruning."""
     layer = module.get_submodule(site.consumer)
-    weight, own = weight_matrix(layer).detach().clone(), get_bias(layer)
-    bias = None if own is None else own.clone()
+    weight, present = weight_matrix(layer).detach().clone(), get_bias(layer)
+    bias = None if present is None else present.clone()
     equations = NormalEquations(weight, bias is not None, own_output_sums(weight, bias, moments), RIDGE)
     elimination = eliminate_units(equations, site.units)
     half = max(site.units // 2, 1)
