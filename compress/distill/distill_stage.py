@@ -5,7 +5,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -19,7 +19,6 @@ from laconic import registry
 from laconic.artifacts.record import Record
 from laconic.config import NamedSettings
 from laconic.errors import DataError, SourceError
-from laconic.hashing import environment_digest, hash_of
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.repeated_layers import find_layer_lists
 from laconic.progress import Step
@@ -60,7 +59,8 @@ class DistillStage(Training, TorchStage):
 
     def apply(self, checkpoint: Checkpoint, context: TorchContext) -> Checkpoint:
         trained = self.train(checkpoint, context)
-        return checkpoint.after(self.record(checkpoint, context, {"last loss": trained.last_loss}), trained.module)
+        record = self.make_record(self.name, checkpoint, context, {"last loss": trained.last_loss})
+        return checkpoint.after(record, trained.module)
 
     def train(
         self,
@@ -128,18 +128,6 @@ class DistillStage(Training, TorchStage):
             return None
         objective: Objective = registry.resolve("objective", task.objective).of(task, context.train)
         return objective
-
-    def record(
-        self,
-        checkpoint: Checkpoint,
-        context: TorchContext,
-        figures: dict[str, float],
-        structure: dict[str, Any] | None = None,
-    ) -> Record:
-        """Return the record of this stage for the checkpoint's history."""
-        config = self.model_dump(mode="json")
-        key = hash_of(context.key, checkpoint.key, self.name, config, environment_digest(), context.train.fingerprint)
-        return Record(stage=self.name, config=config, key=key, figures=figures, structure=structure or {})
 
     @staticmethod
     def rebuild(module: nn.Module, record: Record) -> None:

@@ -102,4 +102,4 @@ class Heal(DistillStage):
             "steps": float(steps),
             "best step": float(monitor.best),
         }
-        return checkpoint.after(self.record(checkpoint, context, figures), monitor.result())
+        return checkpoint.after(self.make_record(self.name, checkpoint, context, figures), monitor.result())

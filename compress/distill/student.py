@@ -14,7 +14,6 @@ from compress.transformer.surgery import BLOCKS, keep_blocks, keep_units
 from laconic import registry
 from laconic.artifacts.record import Record
 from laconic.errors import RecipeError, SourceError
-from laconic.hashing import environment_digest, hash_of
 from laconic.models import wrappers
 from laconic.models.checkpoint import Checkpoint, prepare
 from laconic.recipes.stage import Property, TorchContext, TorchStage
@@ -52,13 +51,9 @@ class Student(TorchStage):
             module, structure = self.build(checkpoint, context)
         else:
             module, structure = self.shorten(checkpoint)
-        config = self.model_dump(mode="json")
-        key = hash_of(context.key, checkpoint.key, self.name, config, environment_digest())
         before, after = (sum(weight.numel() for weight in one.parameters()) for one in (checkpoint.module, module))
         figures = {"parameters before": float(before), "parameters": float(after)}
-        made = checkpoint.after(
-            Record(stage=self.name, config=config, key=key, figures=figures, structure=structure), module
-        )
+        made = checkpoint.after(self.make_record(self.name, checkpoint, context, figures, structure), module)
         if made.outputs != checkpoint.outputs:
             ours, theirs = ([list(spec.shape) for spec in one.outputs] for one in (made, checkpoint))
             raise RecipeError(

@@ -14,10 +14,9 @@ from compress.statistics.moments import Moments
 from laconic.artifacts.record import Record
 from laconic.data.dataset import Dataset
 from laconic.errors import UsageError
-from laconic.hashing import environment_digest, hash_of
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.layer_patterns import match_patterns
-from laconic.recipes.stage import Stage, TorchContext, dump_settings
+from laconic.recipes.stage import TorchContext, TorchStage
 
 PARTS = "parts"
 """The key of a record's structure with the factorization of each replaced layer, by its path."""
@@ -55,7 +54,7 @@ def replay_factorization(module: nn.Module, record: Record) -> None:
 def factorize_layers(
     checkpoint: Checkpoint,
     context: TorchContext,
-    stage: Stage,
+    stage: TorchStage,
     name: str,
     dataset: Dataset,
     moments: Mapping[str, Moments],
@@ -86,9 +85,6 @@ def factorize_layers(
         refit_layers(module, original, checkpoint.task, dataset, targets)
         worst = max(factorizations, key=lambda path: errors[path])
         step.note = f"{len(factorizations)} layers; the largest output error is {errors[worst]:.1%}, of {worst}"
-    key = hash_of(context.key, checkpoint.key, name, dump_settings(stage), environment_digest())
     figures = {"layers": float(len(factorizations)), "largest loss": errors[worst]}
     structure = {PARTS: {path: made.model_dump(mode="json") for path, made in factorizations.items()}}
-    return checkpoint.after(
-        Record(stage=name, config=dump_settings(stage), key=key, figures=figures, structure=structure), module
-    )
+    return checkpoint.after(stage.make_record(name, checkpoint, context, figures, structure), module)

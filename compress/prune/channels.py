@@ -28,12 +28,11 @@ from compress.transformer.shapes import diff_sizes, read_sizes, resize_layers
 from laconic.artifacts.record import Record
 from laconic.data.dataset import Dataset
 from laconic.errors import PruningError, UsageError
-from laconic.hashing import environment_digest, hash_of
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.hooks import forward_hooks
 from laconic.models.layer_patterns import match_patterns
 from laconic.models.signature import call
-from laconic.recipes.stage import Property, TorchContext, TorchStage, dump_settings
+from laconic.recipes.stage import Property, TorchContext, TorchStage
 from laconic.tasks.task import Task
 from laconic.units import Share
 
@@ -84,10 +83,9 @@ class Channels(TorchStage):
                 step.advance()
             before, after = count_parameters(checkpoint.module), count_parameters(pruner.module)
             step.note = f"{after / before:.0%} of {before} weights left, proved to {pruner.error:.1g}"
-        made = diff_sizes(read_sizes(checkpoint.module), read_sizes(pruner.module))
-        key = hash_of(context.key, checkpoint.key, "prune.channels", dump_settings(self), environment_digest())
+        structure = diff_sizes(read_sizes(checkpoint.module), read_sizes(pruner.module))
         figures = {"proof": pruner.error, "weights": float(after), "weights before": float(before)}
-        record = Record(stage="prune.channels", config=dump_settings(self), key=key, figures=figures, structure=made)
+        record = self.make_record("prune.channels", checkpoint, context, figures, structure)
         return checkpoint.after(record, pruner.module)
 
     @staticmethod

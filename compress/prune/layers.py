@@ -15,9 +15,8 @@ from compress.transformer.refit_blocks import find_target, refit_blocks
 from compress.transformer.surgery import BLOCKS, keep_blocks
 from laconic.artifacts.record import Record
 from laconic.errors import RecipeError
-from laconic.hashing import environment_digest, hash_of
 from laconic.models.checkpoint import Checkpoint
-from laconic.recipes.stage import Property, TorchContext, TorchStage, dump_settings
+from laconic.recipes.stage import Property, TorchContext, TorchStage
 
 
 class Layers(TorchStage):
@@ -54,16 +53,8 @@ class Layers(TorchStage):
             context.task,
             context.calibrate,
         )
-        config = dump_settings(self)
-        record = Record(
-            stage="prune.layers",
-            config=config,
-            key=hash_of(
-                context.key, checkpoint.key, "prune.layers", config, environment_digest(), context.calibrate.fingerprint
-            ),
-            figures={"blocks": float(len(kept)), "blocks before": float(count), "proof": error},
-            structure={BLOCKS: kept},
-        )
+        figures = {"blocks": float(len(kept)), "blocks before": float(count), "proof": error}
+        record = self.make_record("prune.layers", checkpoint, context, figures, {BLOCKS: kept})
         if self.compensate and gone:
             original, counterparts = find_target(checkpoint, context)
             batches = list(forward_batches(context.task, context.calibrate))

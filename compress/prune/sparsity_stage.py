@@ -9,10 +9,9 @@ from torch import nn
 
 from compress.criteria.criterion import Criterion, NamedCriterion
 from compress.criteria.sparsegpt import SparseGpt
-from compress.prune.sparsity import LayerSelection, measure_sparsity, needs_inputs, select_layers, skip_idle_layers
+from compress.prune.sparsity import LayerSelection, needs_inputs, select_layers, skip_idle_layers
 from laconic.artifacts.record import Record
 from laconic.data.dataset import Dataset
-from laconic.hashing import environment_digest, hash_of
 from laconic.models.checkpoint import Checkpoint
 from laconic.recipes.stage import Property, TorchContext, TorchStage
 
@@ -53,16 +52,6 @@ class SparsityStage(TorchStage):
         if needs_inputs(self.importance_criterion, update=self.compensates):
             selection = skip_idle_layers(copied.module, context.task, dataset, selection)
         return copied, dataset, selection
-
-    def record(
-        self, name: str, checkpoint: Checkpoint, module: nn.Module, selection: LayerSelection, context: TorchContext
-    ) -> Record:
-        """Return the record of this stage for the checkpoint's history. module: as it is now."""
-        config = self.model_dump(mode="json")
-        figures, structure = measure_sparsity(module, selection)
-        data = (context.calibrate.fingerprint, context.train.fingerprint)
-        key = hash_of(context.key, checkpoint.key, name, config, environment_digest(), data, context.seed)
-        return Record(stage=name, config=config, key=key, figures=figures, structure=structure)
 
     @staticmethod
     def rebuild(module: nn.Module, record: Record) -> None:

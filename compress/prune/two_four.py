@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from compress.prune.sparsity import sparsify
+from compress.prune.sparsity import measure_sparsity, sparsify
 from compress.prune.sparsity_pattern import TwoOfFour
 from compress.prune.sparsity_stage import SparsityStage
 from compress.statistics.layer_weights import weight_matrix
@@ -48,7 +48,8 @@ class TwoFour(SparsityStage):
                 f"kernels: {', '.join(few[:NAMED])}{', ...' if len(few) > NAMED else ''}. Measure, or name them in "
                 "`keep`"
             )
-        return checkpoint.after(self.record(NAME, checkpoint, copied.module, selection, context), copied.module)
+        record = self.make_record(NAME, checkpoint, context, *measure_sparsity(copied.module, selection))
+        return checkpoint.after(record, copied.module)
 
 
 def count_channels(layer: nn.Module) -> tuple[int, int]:

@@ -20,9 +20,8 @@ from compress.transformer.surgery import describe_structure, keep_units, replay_
 from compress.transformer.unit_allocation import RIDGE, allocate_units, eliminate_units, measure_curves, rank_units
 from laconic.artifacts.record import Record
 from laconic.errors import RecipeError
-from laconic.hashing import environment_digest, hash_of
 from laconic.models.checkpoint import Checkpoint
-from laconic.recipes.stage import Property, TorchContext, TorchStage, dump_settings
+from laconic.recipes.stage import Property, TorchContext, TorchStage
 
 
 class UnitPruning(TorchStage):
@@ -64,12 +63,12 @@ class UnitPruning(TorchStage):
                 step.advance()
         update_config(module)
         left = anatomy(module).of(self.units)
-        name, config = f"prune.{self.units}", dump_settings(self)
-        key = hash_of(context.key, checkpoint.key, name, config, environment_digest(), context.calibrate.fingerprint)
-        stay = sum(site.units for site in left)
-        figures = {"proof": error, "units": float(stay), "units before": float(sum(totals))}
-        made = describe_structure(read_sizes(checkpoint.module), module, left)
-        return checkpoint.after(Record(stage=name, config=config, key=key, figures=figures, structure=made), module)
+        remaining = sum(site.units for site in left)
+        figures = {"proof": error, "units": float(remaining), "units before": float(sum(totals))}
+        structure = describe_structure(read_sizes(checkpoint.module), module, left)
+        return checkpoint.after(
+            self.make_record(f"prune.{self.units}", checkpoint, context, figures, structure), module
+        )
 
     @staticmethod
     def rebuild(module: nn.Module, record: Record) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 
 from compress.criteria.criterion import Scope, collect_statistics
 from compress.distill.heal import Heal
-from compress.prune.sparsity import LayerSelection, score_nonzero, sparsify
+from compress.prune.sparsity import LayerSelection, measure_sparsity, score_nonzero, sparsify
 from compress.prune.sparsity_pattern import EvenSparsity, FixedMask, SparsityPattern, select_lowest, split_count
 from compress.prune.sparsity_stage import SparsityStage
 from compress.statistics.layer_weights import weight_matrix
@@ -61,7 +61,8 @@ class Unstructured(SparsityStage):
                 step.note = f"{len(selection.paths)} layers, {len(selection.skipped)} skipped"
 
         def make_checkpoint(module: nn.Module) -> Checkpoint:
-            return checkpoint.after(self.record(NAME, checkpoint, module, selection, context), module)
+            record = self.make_record(NAME, checkpoint, context, *measure_sparsity(module, selection))
+            return checkpoint.after(record, module)
 
         if self.schedule == "one-shot":
             prune_with_progress(copied.module, self.sparsity)

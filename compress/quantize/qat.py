@@ -75,7 +75,7 @@ class Qat(DistillStage):
 
         trained = self.train(checkpoint, context, (note,))
         ranges = {path: [quantizer.limits.low, quantizer.limits.high] for path, quantizer in learned.items()}
-        record = self.record(checkpoint, context, {"last loss": trained.last_loss}, {RANGES: ranges})
+        record = self.make_record(self.name, checkpoint, context, {"last loss": trained.last_loss}, {RANGES: ranges})
         return checkpoint.after(record, trained.module)
 
 
