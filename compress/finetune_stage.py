@@ -47,4 +47,4 @@ class Finetune(Training, TorchStage):
 
     @staticmethod
     def rebuild(module: nn.Module, record: Record) -> None:
-        """Nothing: training changes no structure."""
+        """Do nothing: training changes no structure."""

@@ -161,7 +161,7 @@ class OutputLoss(DistillationLoss):
 
 
 def flatten_positions(hidden: Tensor) -> Tensor:
-    """Hidden states as [rows, positions, width] float32, whether of a row, of a sequence or of an image."""
+    """Reshape hidden states to [rows, positions, width] float32, whether of a row, of a sequence or of an image."""
     if hidden.ndim > 3:
         hidden = hidden.flatten(2).transpose(1, 2)
     return (hidden.unsqueeze(1) if hidden.ndim == 2 else hidden).float()

@@ -89,7 +89,7 @@ class AttentionRelationLoss(DistillationLoss):
 
 
 def split_projections(seen: ForwardPass, names: Sequence[str]) -> tuple[Tensor, ...]:
-    """Queries, keys and values, [rows, positions, features] each; split if one layer computes all three."""
+    """Return queries, keys and values, [rows, positions, features] each; split if one layer computes all three."""
     if len(set(names)) == 1:
         return torch.chunk(seen.outputs[names[0]], 3, dim=-1)
     return tuple(seen.outputs[name] for name in names)

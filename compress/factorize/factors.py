@@ -108,7 +108,7 @@ def compose_weight(weights: Sequence[Tensor], factorization: Factorization) -> T
 
 
 def count_multiplications(layer: nn.Module, factorization: Factorization | None = None) -> int:
-    """Multiplications per output position of a layer, as it is or factorized."""
+    """Count the multiplications per output position of a layer, as it is or factorized."""
     if factorization is None or not isinstance(layer, nn.Conv2d):
         out, into = weight_matrix(layer).shape
         return out * into if factorization is None else factorization.size * (out + into)

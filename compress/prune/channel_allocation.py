@@ -164,7 +164,7 @@ def count_positions(module: nn.Module, batch: Mapping[str, Tensor]) -> dict[str,
 def count_multiplications(
     module: nn.Module, positions: Mapping[str, int], ranked: Sequence[RankedGroup], counts: Sequence[int]
 ) -> float:
-    """Multiplications for one sample when the groups keep so many channels."""
+    """Count the multiplications for one sample when the groups keep so many channels."""
     removed: dict[tuple[str, str], float] = {}
     for entry, count in zip(ranked, counts, strict=True):
         for member in entry.group.members:

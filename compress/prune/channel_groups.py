@@ -128,7 +128,7 @@ class BoundedGroup(torch_pruning.dependency.group.Group):  # type: ignore[misc]
 
 @contextmanager
 def bounded_groups() -> Iterator[None]:
-    """Within the context, Torch-Pruning lists bounded groups."""
+    """Make Torch-Pruning list bounded groups within the context."""
     plain = torch_pruning.dependency.graph.Group
     torch_pruning.dependency.graph.Group = BoundedGroup
     try:

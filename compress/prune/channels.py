@@ -24,7 +24,7 @@ from compress.statistics.layer_inputs import forward_batches
 from compress.statistics.layer_weights import weight_matrix
 from compress.statistics.least_squares import is_refittable, refit_layers
 from compress.transformer.proof import TOLERANCE, relative_difference
-from compress.transformer.shapes import diff_sizes, read_sizes, resize_layers
+from compress.transformer.surgery import diff_sizes, read_sizes, resize_layers
 from laconic.artifacts.record import Record
 from laconic.data.dataset import Dataset
 from laconic.errors import PruningError, UsageError

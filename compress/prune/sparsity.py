@@ -1,23 +1,29 @@
-"""Sparsification: selecting the layers, choosing the zeros, compensating for them, counting them."""
+"""Sparsification, and the base of its stages: selecting the layers, choosing the zeros, compensating for them, counting
+them."""
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from compress.criteria.criterion import Criterion, LayerStatistics, collect_statistics
+from compress.criteria.criterion import Criterion, LayerStatistics, NamedCriterion, collect_statistics
 from compress.criteria.sparsegpt import SparseGpt
 from compress.prune.sparsity_pattern import FixedMask, SparsityPattern
 from compress.statistics.layer_inputs import forward_batches
 from compress.statistics.layer_weights import count_uses, weight_matrix, write_weight
 from compress.statistics.moments import Moments, group_by_input, iterate_moments
 from compress.statistics.optimal_brain_compression import compress_columns
+from laconic.artifacts.record import Record
 from laconic.data.dataset import Dataset
 from laconic.errors import RecipeError
+from laconic.models.checkpoint import Checkpoint
 from laconic.models.layer_patterns import match_patterns
+from laconic.recipes.stage import Property, TorchContext, TorchStage
 from laconic.tasks.task import Task
 
 KEPT = "the recipe keeps it"
@@ -185,3 +191,45 @@ def measure_sparsity(module: nn.Module, selection: LayerSelection) -> tuple[dict
     figures = {"sparsity": sum(zeros.values()) / total, "sparsity of the model": zero_parameters / parameters}
     sparsities = {path: zeros[path] / weight.numel() for path, weight in layers.items()}
     return figures, {"layers": sparsities, "left": dict(selection.skipped)}
+
+
+class SparsityStage(TorchStage):
+    """Makes single weights of linear and convolutional layers zero; the layers keep their sizes.
+
+    criterion: the importance criterion. update: whether the remaining weights of a layer compensate for the zeros, as
+    in SparseGPT; by default only with its own criterion. layers: paths or patterns of the layers to sparsify; keep: of
+    layers to leave alone, whatever `layers` says. samples: how many calibration samples to use.
+    """
+
+    makes: ClassVar[frozenset[Property]] = frozenset({"zeros"})
+    breaks: ClassVar[frozenset[Property]] = frozenset({"ranges"})
+    lossy = True
+
+    criterion: NamedCriterion = NamedCriterion(name="sparsegpt")
+    update: Literal["none", "sparsegpt"] | None = None
+    layers: tuple[str, ...] = ("*",)
+    keep: tuple[str, ...] = ()
+    samples: int = Field(default=128, ge=1)
+
+    @property
+    def importance_criterion(self) -> Criterion:
+        """The criterion with its settings."""
+        return self.criterion.make_criterion()
+
+    @property
+    def compensates(self) -> bool:
+        """Whether the remaining weights compensate for the zeros."""
+        return isinstance(self.importance_criterion, SparseGpt) if self.update is None else self.update == "sparsegpt"
+
+    def prepare(self, checkpoint: Checkpoint, context: TorchContext) -> tuple[Checkpoint, Dataset, LayerSelection]:
+        """Return a copy of the checkpoint to change, the calibration samples, and the layers. Raises RecipeError."""
+        copied = replace(checkpoint, module=copy.deepcopy(checkpoint.module))
+        dataset = context.calibrate.take(self.samples, context.seed)
+        selection = select_layers(copied.module, self.layers, self.keep)
+        if needs_inputs(self.importance_criterion, update=self.compensates):
+            selection = skip_idle_layers(copied.module, context.task, dataset, selection)
+        return copied, dataset, selection
+
+    @staticmethod
+    def rebuild(module: nn.Module, record: Record) -> None:
+        """Do nothing: zeros change no structure."""

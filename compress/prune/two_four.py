@@ -3,9 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from compress.prune.sparsity import measure_sparsity, sparsify
+from compress.prune.sparsity import SparsityStage, measure_sparsity, sparsify
 from compress.prune.sparsity_pattern import TwoOfFour
-from compress.prune.sparsity_stage import SparsityStage
 from compress.statistics.layer_weights import weight_matrix
 from export.lint.sparsity_rules import LEAST_CHANNELS
 from laconic.models.checkpoint import Checkpoint

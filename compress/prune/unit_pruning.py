@@ -15,8 +15,7 @@ from compress.statistics.least_squares import NormalEquations, RegressionSums
 from compress.transformer.anatomy import Site, UnitKind, anatomy
 from compress.transformer.proof import broken_cut, mask_units, prove
 from compress.transformer.refit_blocks import SelectUnits, find_target, refit_blocks
-from compress.transformer.shapes import read_sizes
-from compress.transformer.surgery import describe_structure, keep_units, replay_structure, update_config
+from compress.transformer.surgery import describe_structure, keep_units, read_sizes, replay_structure, update_config
 from compress.transformer.unit_allocation import RIDGE, allocate_units, eliminate_units, measure_curves, rank_units
 from laconic.artifacts.record import Record
 from laconic.errors import RecipeError

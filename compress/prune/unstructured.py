@@ -12,9 +12,8 @@ from torch import nn
 
 from compress.criteria.criterion import Scope, collect_statistics
 from compress.distill.heal import Heal
-from compress.prune.sparsity import LayerSelection, measure_sparsity, score_nonzero, sparsify
+from compress.prune.sparsity import LayerSelection, SparsityStage, measure_sparsity, score_nonzero, sparsify
 from compress.prune.sparsity_pattern import EvenSparsity, FixedMask, SparsityPattern, select_lowest, split_count
-from compress.prune.sparsity_stage import SparsityStage
 from compress.statistics.layer_weights import weight_matrix
 from laconic import units
 from laconic.data.dataset import Dataset

@@ -50,7 +50,7 @@ class LearnedRange(nn.Module):
         return Range(low, high)
 
     def forward(self, values: Tensor) -> Tensor:
-        """Quantized and dequantized values, of the same shape and dtype."""
+        """Return quantized and dequantized values, of the same shape and dtype."""
         low, high = scale_gradient(self.ends, 1 / sqrt(values.numel() * LEVELS)).unbind()
         step = ((high - low) / LEVELS).clamp(min=1e-30)
         zero = round_ste(-low / step).clamp(0, LEVELS)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
 
+from compress.quantize.calibration import write_with_outputs
 from compress.quantize.im2col import Im2Col
 from laconic.arrays import Array, Arrays
 from laconic.hardware import cores
@@ -88,7 +88,7 @@ def collect_moments(
     for part in split_by_memory(seen, MEMORY_LIMIT if second else None):
         moments = {seen[layer]: GraphMoments.zeros(seen[layer].im2col.groups, input_width(layer)) for layer in part}
         quantizers = {seen[layer]: quantize.get(layer.node, identity) for layer in part}
-        path = write_with_outputs(model, {source.tensor for source in moments}, folder)
+        path = write_with_outputs(model, sorted({source.tensor for source in moments}), folder / "moments.onnx")
         rng = np.random.default_rng(seed)
         with runtime.open(path, threads=cores()) as session:
             for batch in samples():
@@ -122,16 +122,3 @@ def split_by_memory(seen: Mapping[Layer, LayerInput], budget: int | None) -> Ite
         part.append(layer)
     if part:
         yield part
-
-
-def write_with_outputs(model: onnx.ModelProto, tensors: set[str], folder: Path) -> Path:
-    """Write the graph with these tensors as additional outputs; returns its path."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    outputs = {value.name for value in model.graph.output}
-    copy.graph.output.extend(
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in sorted(tensors - outputs)
-    )
-    path = folder / "moments.onnx"
-    onnx.save(copy, path)
-    return path

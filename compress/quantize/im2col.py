@@ -80,7 +80,7 @@ class Im2Col:
         return np.ascontiguousarray(patches.transpose(1, 0, 2))
 
     def padding(self, sizes: Iterable[int], reach: Iterable[int]) -> list[tuple[int, int]]:
-        """Padding of each axis of the input, before and after. reach: extent of the dilated kernel along each axis."""
+        """Return the padding of each axis, before and after. reach: extent of the dilated kernel along each axis."""
         if self.pads is not None:
             half = len(self.pads) // 2
             return [(0, 0), (0, 0), *zip(self.pads[:half], self.pads[half:], strict=True)]

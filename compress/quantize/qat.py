@@ -132,7 +132,7 @@ def find_quantizable(module: nn.Module, keep: Sequence[str]) -> list[str]:
 def observe_histograms(
     module: nn.Module, paths: Sequence[str], count: int, context: TorchContext
 ) -> Iterator[tuple[list[str], Histogram]]:
-    """Histograms of the inputs of the layers at these paths, over `count` samples.
+    """Yield histograms of the inputs of the layers at these paths, over `count` samples.
 
     Yields the paths of the layers that read the same tensor, and its histogram.
     """

@@ -95,7 +95,7 @@ class ChannelStatistics:
             self._offer(rows[index].copy())
 
     def _offer(self, row: Array) -> None:
-        """Reservoir sampling (Vitter, 1985): each row is kept with the same probability."""
+        """Sample from a reservoir (Vitter, 1985): each row is kept with the same probability."""
         self._offered += 1
         if len(self._rows) < SAMPLED_ROWS:
             self._rows.append(row)

@@ -41,7 +41,7 @@ class RegressionSums:
 
     @classmethod
     def zeros(cls, layer: nn.Module, targets: int | None = None) -> "RegressionSums":
-        """No samples so far of a layer's inputs and of so many targets; default: the layer's outputs."""
+        """Make the sums of no samples of a layer's inputs and so many targets; default: the layer's outputs."""
         weight = weight_matrix(layer).detach().float()
         out, into = weight.shape
         count = out if targets is None else targets

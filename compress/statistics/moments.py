@@ -26,7 +26,7 @@ class Moments:
 
     @classmethod
     def zeros(cls, like: Tensor, width: int) -> "Moments":
-        """No inputs so far of this width, on the device and in the dtype of a tensor."""
+        """Make the moments of no inputs of this width, on the device and in the dtype of a tensor."""
         return cls(like.new_zeros(width, width), like.new_zeros(width), 0)
 
     def add(self, x: Tensor) -> None:

@@ -23,7 +23,7 @@ SAMPLES = 8
 
 
 def mask_units(module: nn.Module, kept: Mapping[str, tuple[Site, Sequence[int]]]) -> AbstractContextManager[None]:
-    """Inside the `with` block, all but the kept units of each site, by its consumer's path, are zero."""
+    """Zero all but the kept units of each site, by its consumer's path, inside the `with` block."""
     masks: dict[str, Tensor] = {}
     for path, (site, units) in kept.items():
         masks[path] = torch.zeros(site.units * site.width)
@@ -36,7 +36,7 @@ def mask_units(module: nn.Module, kept: Mapping[str, tuple[Site, Sequence[int]]]
 
 
 def skip_blocks(module: nn.Module, paths: Sequence[str]) -> AbstractContextManager[None]:
-    """Inside the `with` block, the blocks at these paths return their input."""
+    """Make the blocks at these paths return their input inside the `with` block."""
 
     def skip(path: str, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
         into = args[0] if args else kwargs["hidden_states"]

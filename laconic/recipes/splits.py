@@ -143,7 +143,7 @@ def describe_uncertainty(judge: Dataset) -> str | None:
 
 
 def make_samples(task: Task, seed: int) -> SampleSplits:
-    """Splits of synthetic samples of the task: enough to compare answers on, not to choose by."""
+    """Make splits of synthetic samples of the task: enough to compare answers on, not to choose by."""
     parts = split(make_dataset(task.examples(MADE_UP, seed), task, name="made-up samples"), SHARES, seed)
     probe = parts["choose"].take(PROBE, seed)
     return SampleSplits(parts["calibrate"], parts["calibrate"], parts["choose"], probe, parts["judge"], fingerprints={})

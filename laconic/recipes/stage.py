@@ -140,7 +140,7 @@ class PlanStage(Stage):
 
     @abstractmethod
     def plan(self, graph: Graph, context: PlanContext) -> PrecisionLadder:
-        """Plans from the fastest to the most faithful; the first that meets the goal is taken, for each engine."""
+        """Propose plans, the fastest first; for each engine the first that meets the goal is taken."""
 
 
 def dump_settings(stage: Stage) -> dict[str, Any]:
