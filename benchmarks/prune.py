@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from compress.prune.ffn import Ffn
-from compress.prune.heads import Heads
 from compress.prune.layers import Layers
+from compress.prune.unit_pruning import Ffn, Heads
 from compress.transformer.anatomy import anatomy
 from laconic.arrays import Array
 from laconic.cache import Cache

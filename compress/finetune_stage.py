@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from laconic.artifacts.record import Record
-from laconic.hashing import environment_digest, hash_of
 from laconic.models.checkpoint import Checkpoint
 from laconic.recipes.stage import Property, TorchContext, TorchStage
 from train.callbacks.run_estimate import format_estimate
@@ -29,13 +28,13 @@ class Finetune(Training, TorchStage):
 
     def apply(self, checkpoint: Checkpoint, context: TorchContext) -> Checkpoint:
         # What is trained is changed in place, and the original is still to be asked.
-        own = replace(checkpoint, module=copy.deepcopy(checkpoint.module))
+        copied = replace(checkpoint, module=copy.deepcopy(checkpoint.module))
 
         def report_pace(seconds: float, left: int) -> None:
             context.steps.report("estimated time", format_estimate(seconds, left))
 
         taught = train(
-            own,
+            copied,
             context.train,
             self,
             context.work,
@@ -43,11 +42,9 @@ class Finetune(Training, TorchStage):
             observers=ObserverSettings(quiet=True, report_pace=report_pace),
             cache=context.cache,
         )
-        config = self.model_dump(mode="json")
-        key = hash_of(context.key, checkpoint.key, "finetune", config, environment_digest(), context.train.fingerprint)
-        figures = {"last loss": taught.last_loss}
-        return checkpoint.after(Record(stage="finetune", config=config, key=key, figures=figures), taught.module)
+        record = self.make_record("finetune", checkpoint, context, {"last loss": taught.last_loss})
+        return checkpoint.after(record, taught.module)
 
     @staticmethod
     def rebuild(module: nn.Module, record: Record) -> None:
-        """Nothing: training changes no structure."""
+        """Do nothing: training changes no structure."""

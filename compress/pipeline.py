@@ -1,32 +1,50 @@
-"""The pipeline of `laconic compress`: apply the stages of a recipe, then write an artifact or a smaller checkpoint."""
+"""The pipeline of `laconic compress`: apply the stages of a recipe, then write an artifact or a smaller checkpoint.
+
+The result of each stage that changes the module is cached, and its sizes and fidelity are recorded.
+"""
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from compress.transform import apply_stages
-from export.lineage import Lineage, open_lineage
+import torch
+
+from export.lineage import Lineage, open_lineage, summarize_fidelity
 from export.pipeline import Result, write_artifact
 from export.report.report import render_checkpoint
 from export.sources import as_checkpoint_source
 from export.validation.drift import compare_outputs
 from export.validation.missed import describe_doubts
+from laconic.arrays import Array
 from laconic.artifacts.artifact import check_destination
 from laconic.artifacts.ledger import JSON, make_ledger
 from laconic.artifacts.manifest import REPORT
+from laconic.artifacts.record import Record
 from laconic.artifacts.verdict import Comparison
 from laconic.cache import Cache
 from laconic.files import replace_folder
 from laconic.hardware import cores, this_machine
-from laconic.models.checkpoint import Checkpoint, check_free
+from laconic.models.checkpoint import BUILDABLE, Checkpoint, check_free
+from laconic.models.footprint import measure_footprint
+from laconic.models.torch_session import TorchSession
 from laconic.progress import Steps
 from laconic.recipes.goal import Goal, find_max_drop, required_tolerance
 from laconic.recipes.recipe import Recipe
 from laconic.recipes.splits import TestPart
-from laconic.recipes.stage import TorchStage
+from laconic.recipes.stage import Property, Stage, TorchContext, TorchStage, find_made_properties
+from laconic.recipes.stage_order import PROPERTY_DESCRIPTIONS
 from laconic.runtimes.predict import predict
+from laconic.tasks.fidelity import measure_fidelity
+from laconic.units import format_bytes, format_count, format_fidelity
+from train.parallel.ranks import Ranks
+from train.precision import settle_precision
+from train.settings import Training
+
+KEPT, TIME = "checkpoint", "seconds.json"
 
 
 def compress(
@@ -38,7 +56,7 @@ def compress(
     cache: Cache | None = None,
     part: TestPart = "all",
 ) -> Result:
-    """Apply the stages of a recipe, and write the artifact to `destination` atomically.
+    """Return apply the stages of a recipe, and write the artifact to `destination` atomically.
 
     part: of the test samples, for the verdict. An interrupted run resumes from the cache. If the goal is not met, the
     best artifact is written and the result lists the unmet parts. Raises a LaconicError for an invalid source, data or
@@ -70,8 +88,8 @@ class CompressedCheckpoint:
 def compress_checkpoint(
     recipe: Recipe, destination: Path, *, trust: bool = False, steps: Steps | None = None, cache: Cache | None = None
 ) -> CompressedCheckpoint:
-    """Apply the stages of a recipe to the module, and write the checkpoint to `destination` atomically, with a report
-    of sizes and fidelity after each stage.
+    """Return apply the stages of a recipe to the module, and write the checkpoint to `destination` atomically, with a
+    report of sizes and fidelity after each stage.
 
     An interrupted run resumes from the last finished stage, or from a training snapshot within one. Raises a
     LaconicError for an invalid source, data or recipe, or for a source that cannot be saved as a checkpoint.
@@ -83,16 +101,16 @@ def compress_checkpoint(
         apply_stages(lineage, torch_stages(recipe))
         checkpoint = as_checkpoint_source(lineage.model).checkpoint
         with steps.step("compare with the original") as step:
-            found = compare_checkpoint(lineage)
-            step.note = f"fidelity {found.figures['fidelity']:.6g}"
+            comparison = compare_checkpoint(lineage)
+            step.note = f"fidelity {comparison.figures['fidelity']:.6g}"
         folder = lineage.job.folder / "checkpoint"
         checkpoint.save(folder)
-        report = describe_checkpoint(lineage, checkpoint, found)
+        report = describe_checkpoint(lineage, checkpoint, comparison)
         (folder / JSON).write_text(json.dumps(report, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         (folder / REPORT).write_text(render_checkpoint(report, recipe), encoding="utf-8")
         replace_folder(folder, destination)
     return CompressedCheckpoint(
-        checkpoint, destination, report, tuple(find_missed_by_checkpoint(found, report, recipe.goal))
+        checkpoint, destination, report, tuple(find_missed_by_checkpoint(comparison, report, recipe.goal))
     )
 
 
@@ -101,11 +119,11 @@ def compare_checkpoint(lineage: Lineage) -> Comparison:
     job = lineage.job
     judge, task, goal = job.samples.judge, lineage.source.task, job.recipe.goal
     with lineage.model.open(cores()) as session:
-        found = predict(session, task, judge)
+        outputs = predict(session, task, judge)
     comparison = compare_outputs(
         task,
         lineage.reference(judge),
-        found,
+        outputs,
         judge.labels,
         tolerance=required_tolerance(task, goal),
         max_drop=find_max_drop(goal),
@@ -119,22 +137,121 @@ def compare_checkpoint(lineage: Lineage) -> Comparison:
     return comparison.model_copy(update={"subject": "checkpoint", "against": against, "required": required})
 
 
-def describe_checkpoint(lineage: Lineage, checkpoint: Checkpoint, found: Comparison) -> dict[str, Any]:
-    """Describe a compressed checkpoint for its report, JSON-ready. found: its comparison with the original."""
+def describe_checkpoint(lineage: Lineage, checkpoint: Checkpoint, comparison: Comparison) -> dict[str, Any]:
+    """Describe a compressed checkpoint for its report, JSON-ready. comparison: with the original."""
     return {
         "task": checkpoint.task.name,
         "source": Path(lineage.job.recipe.source).resolve().name,
         "stages": [entry.plain() for entry in make_ledger(lineage.describe_source(), lineage.history, lineage.seconds)],
-        "drift": found.model_dump(mode="json"),
+        "drift": comparison.model_dump(mode="json"),
         "licence": checkpoint.licence,
         "machine": this_machine().model_dump(mode="json"),
     }
 
 
-def find_missed_by_checkpoint(found: Comparison, report: dict[str, Any], goal: Goal) -> Iterator[str]:
+def find_missed_by_checkpoint(comparison: Comparison, report: dict[str, Any], goal: Goal) -> Iterator[str]:
     """Yield a sentence for each part of the goal that a checkpoint does not meet."""
-    yield from found.failures
-    yield from describe_doubts(found, goal)
+    yield from comparison.failures
+    yield from describe_doubts(comparison, goal)
     size = report["stages"][-1]["figures"]["bytes"]
     if goal.max_size is not None and size > goal.max_size:
         yield f"size is {size / 1e6:.1f} MB, the goal is {goal.max_size / 1e6:.1f} MB"
+
+
+def apply_stages(lineage: Lineage, stages: Sequence[tuple[str, TorchStage]]) -> None:
+    """Apply the named stages in this order, and advance the lineage to each result."""
+    can_be_kept = lineage.source.description["kind"] in BUILDABLE
+    if stages and not can_be_kept:
+        lineage.job.steps.warn(
+            f"a model from a {lineage.source.description['kind']} cannot be saved, so its stages start again after an "
+            f"interruption. Give its weights with a --builder to have results cached"
+        )
+    for name, stage in settle_stages(lineage, stages):
+        for record, what in find_broken(stage, lineage.history):
+            lineage.job.steps.warn(f"{name} destroys what {record.stage} made: {PROPERTY_DESCRIPTIONS[what]}")
+        run = StageRun(lineage, name, stage)
+        checkpoint = run.resume() if can_be_kept else run.apply()
+        model = as_checkpoint_source(lineage.model).with_checkpoint(checkpoint)
+        lineage.advance(model, name, teaches=stage.teaches)
+        lineage.job.steps.report(name, format_record(lineage.history[-1]))
+
+
+def settle_stages(lineage: Lineage, stages: Sequence[tuple[str, TorchStage]]) -> list[tuple[str, TorchStage]]:
+    """Return the stages with the precision of those that train chosen for this device, before the first of them
+    runs."""
+    job, ranks = lineage.job, Ranks(device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+
+    def settle(stage: TorchStage) -> TorchStage:
+        if not isinstance(stage, Training):
+            return stage
+        module = as_checkpoint_source(lineage.model).checkpoint.module
+        return settle_precision(stage, module, ranks, job.cache, job.steps)
+
+    return [(name, settle(stage)) for name, stage in stages]
+
+
+class StageRun:
+    """The application of one stage to the model of a lineage."""
+
+    def __init__(self, lineage: Lineage, name: str, stage: TorchStage) -> None:
+        self.lineage = lineage
+        self.stage = stage
+        self.checkpoint = as_checkpoint_source(lineage.model).checkpoint
+        base = lineage.context(name, stage)
+        self.context = TorchContext(
+            **vars(base),
+            original=as_checkpoint_source(lineage.original).checkpoint,
+            fidelity=self.fidelity,
+            work=lineage.job.cache.folder / f"work-{base.key}",
+        )
+
+    def resume(self) -> Checkpoint:
+        """Return the stage's result from the cache; it is computed and stored first if it is absent."""
+        cache = self.lineage.job.cache
+
+        def fill(folder: Path) -> None:
+            start = time.perf_counter()
+            self.apply().save(folder / KEPT)
+            (folder / TIME).write_text(json.dumps(time.perf_counter() - start))
+
+        with cache.lock(f"stage-{self.context.key}"):
+            folder = cache.directory(f"stage-{self.context.key}", fill)
+            shutil.rmtree(self.context.work, ignore_errors=True)
+        # Loaded even if it was just computed, so that interrupted and uninterrupted runs take the same path.
+        checkpoint = Checkpoint.load(folder / KEPT, trust=True)
+        self.lineage.seconds[checkpoint.history[-1].key] = float(json.loads((folder / TIME).read_text()))
+        return checkpoint
+
+    def apply(self) -> Checkpoint:
+        """Return apply the stage, and return its result with sizes and fidelity in the last record."""
+        torch.manual_seed(self.context.seed)
+        checkpoint = self.stage.apply(self.checkpoint, self.context)
+        shutil.rmtree(self.context.work, ignore_errors=True)
+        record = checkpoint.history[-1]
+        fidelity = summarize_fidelity(self.fidelity(checkpoint))
+        figures = {**record.figures, **measure_footprint(checkpoint).figures(), **fidelity}
+        record = record.model_copy(update={"figures": figures})
+        return replace(checkpoint, history=(*checkpoint.history[:-1], record))
+
+    def fidelity(self, checkpoint: Checkpoint) -> Array:
+        """Measure the fidelity of a checkpoint's outputs to the original's, per validation sample: [samples]."""
+        choose, task = self.lineage.job.samples.choose, self.lineage.source.task
+        reference = self.lineage.reference(choose)
+        with TorchSession(checkpoint.module, checkpoint.inputs, checkpoint.outputs, cores()) as session:
+            return measure_fidelity(task, reference, predict(session, task, choose))
+
+
+def find_broken(stage: Stage, history: Sequence[Record]) -> Iterator[tuple[Record, Property]]:
+    """Yield the properties that a stage destroys, each with the record of the stage that made it."""
+    for record in history:
+        for what in sorted(stage.breaks & find_made_properties(record)):
+            yield record, what
+
+
+def format_record(record: Record) -> str:
+    """Format fidelity and sizes after a stage on one line."""
+    figures = record.figures
+    return (
+        f"fidelity {format_fidelity(figures['fidelity'])}, {format_count(figures['parameters'])} parameters, "
+        f"{format_bytes(figures['bytes'])}, {format_count(figures['multiply-adds'])} multiply-adds"
+    )

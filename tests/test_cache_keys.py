@@ -25,7 +25,7 @@ from laconic.models.source_loading import load_source
 from laconic.progress import Steps
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import Plan, QuantizedWeight, Range, Smoothing
-from laconic.quantization.plan_digest import digest_plan
+from laconic.quantization.plan_file import digest_plan
 from laconic.recipes.recipe import Recipe
 from laconic.recipes.stage import describe_stage
 from laconic.tensor import TensorSpec

@@ -9,19 +9,16 @@ from contexts import torch_context
 from models import ResidualNet, save_bert, save_embedder, save_gpt2, save_llama, save_vit
 from torch import nn
 
-from compress.distill.distillation_loss import LossTerms, OutputLoss
+from compress.distill.distill_stage import last_replaced, pair_layers
+from compress.distill.distillation_loss import LossTerms, OutputLoss, record_forward
 from compress.distill.distillation_objective import DistillationObjective
 from compress.distill.embeddings import EmbeddingDistillation
 from compress.distill.features import FeatureDistillation
-from compress.distill.forward_pass import record_forward
 from compress.distill.heal import Heal
-from compress.distill.hidden_state_loss import HiddenStateLoss
 from compress.distill.layer_distillation import LayerwiseDistillation, LayerwiseLoss
-from compress.distill.layer_mapping import last_replaced, pair_layers
 from compress.distill.logits import LogitDistillation
+from compress.distill.losses import CosineLoss, HiddenStateLoss, SimilarityLoss, SoftTargetLoss
 from compress.distill.relations import AttentionRelationLoss, RelationDistillation
-from compress.distill.soft_target_loss import SoftTargetLoss
-from compress.distill.vector_loss import CosineLoss, SimilarityLoss
 from laconic import registry
 from laconic.artifacts.record import Record
 from laconic.cache import Cache

@@ -15,8 +15,7 @@ from compress.factorize.convolution import Convolution
 from compress.factorize.factorize_layers import find_factorizable
 from compress.factorize.factors import Factorization, compose_weight, count_multiplications, make_factors
 from compress.factorize.fit_factors import fit_factors, input_metric
-from compress.factorize.low_rank import LowRank
-from compress.factorize.rank_selection import RankTradeoff, energy_losses, select_by_budget, select_by_energy
+from compress.factorize.low_rank import LowRank, RankTradeoff, energy_losses, select_by_budget, select_by_energy
 from compress.prune.channels import Channels
 from compress.statistics.layer_inputs import flatten_inputs
 from compress.statistics.layer_weights import weight_matrix

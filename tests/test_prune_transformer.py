@@ -12,9 +12,8 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compress.prune.ffn import Ffn
-from compress.prune.heads import Heads
 from compress.prune.layers import Layers
+from compress.prune.unit_pruning import Ffn, Heads
 from compress.transformer.anatomy import anatomy
 from compress.transformer.blockwise import BlockwisePass
 from compress.transformer.proof import mask_units, prove, relative_difference, skip_blocks

@@ -13,9 +13,9 @@ from onnx import numpy_helper
 from compress.quantize.calibration import draw_calibration_samples, single_sample_batches
 from compress.quantize.fake_quantize import LearnedRange, attach_fake_quantization, fake_quantize_weight, find_operation
 from compress.quantize.graph_moments import collect_moments
-from compress.quantize.learned_ranges import RANGES, read_learned_ranges
 from compress.quantize.plan_rounding import RoundingConfig, round_plan
 from compress.quantize.qat import find_quantizable
+from compress.quantize.ranges import RANGES, read_learned_ranges
 from compress.quantize.sensitivity import measure_sensitivity
 from compress.quantize.static import Static
 from export.candidates.audit import audit

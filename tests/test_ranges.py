@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compress.quantize.histogram import BINS, Histogram
 from compress.quantize.ranges import HEADROOM, RANGE_METHODS
+from compress.quantize.tensor_statistics import BINS, Histogram
 from laconic.quantization.qparams import fake_quantize_activation
 
 VALUES = st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=60)

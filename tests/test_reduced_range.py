@@ -5,7 +5,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compress.quantize.reduced_range import reduced_range_scales
+from compress.quantize.rounding import reduced_range_scales
 from laconic.runtimes.runtime import make_runtime
 
 

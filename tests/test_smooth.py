@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx.helper import make_graph, make_model, make_node
 
-from compress.quantize.channel_statistics import SAMPLED_ROWS, ChannelStatistics
 from compress.quantize.sensitivity import make_ladder
 from compress.quantize.smoothquant import find_smoothing, make_smoothing, quantization_error, smoothed_range
+from compress.quantize.tensor_statistics import SAMPLED_ROWS, ChannelStatistics
 from laconic.progress import Steps
 from laconic.quantization.graph import Layer
 from laconic.quantization.plan import Plan, Precision, Smoothing

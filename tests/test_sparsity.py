@@ -13,15 +13,14 @@ from torch import nn
 
 from compress.criteria.criterion import LayerStatistics
 from compress.criteria.sparsegpt import SparseGpt
-from compress.prune import gradual
-from compress.prune.execution_order import group_by_input
+from compress.prune import unstructured
 from compress.prune.sparsity import prune_columns, prune_weight
 from compress.prune.sparsity_pattern import EvenSparsity, FixedMask, TwoOfFour, select_lowest, split_count
 from compress.prune.two_four import TwoFour
 from compress.prune.unstructured import Unstructured
 from compress.quantize.rounding import round_weight
 from compress.statistics.layer_weights import weight_matrix
-from compress.statistics.moments import Moments
+from compress.statistics.moments import Moments, group_by_input
 from laconic import registry
 from laconic.errors import RecipeError
 from laconic.models.checkpoint import Checkpoint
@@ -254,15 +253,15 @@ def test_what_is_zero_stays_zero_in_another_cut(criterion, tmp_path):
 
 
 def test_the_schedule_rises_ever_slower_to_its_target():
-    found = gradual.cubic_schedule(0.9, 10)
+    found = unstructured.cubic_schedule(0.9, 10)
     assert found[-1] == 0.9
     steps = np.diff([0, *found])
     assert (steps > 0).all()
     assert (np.diff(steps) < 0).all()
-    assert list(gradual.assign_steps(found, 40)) == [3, 6, 9, 12, 15, 18, 21, 24, 27, 30]
+    assert list(unstructured.assign_steps(found, 40)) == [3, 6, 9, 12, 15, 18, 21, 24, 27, 30]
     assert (
-        gradual.assign_steps(found, 2) == {1: found[4], 2: 0.9}
-        or list(gradual.assign_steps(found, 2).values())[-1] == 0.9
+        unstructured.assign_steps(found, 2) == {1: found[4], 2: 0.9}
+        or list(unstructured.assign_steps(found, 2).values())[-1] == 0.9
     )
 
 

@@ -14,8 +14,7 @@ import torch
 from killed_runs import LOG
 
 import laconic
-from compress.pipeline import compress, compress_checkpoint
-from compress.transform import find_broken
+from compress.pipeline import compress, compress_checkpoint, find_broken
 from laconic import registry
 from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.inspection import read_report

@@ -47,31 +47,32 @@ class Criterion(BaseModel, ABC):
 
     @abstractmethod
     def score(self, statistics: LayerStatistics) -> Tensor:
-        """The importance of each weight, [out, in] float32, not negative: the higher, the more the output would change
-        without the weight."""
+        """Return the importance of each weight, [out, in] float32, not negative: the higher, the more the output would
+        change without the weight."""
 
 
 def collect_statistics(
     criterion: Criterion, module: nn.Module, task: Task, dataset: Dataset, paths: Sequence[str], *, seed: int = 0
 ) -> dict[str, LayerStatistics]:
-    """What the criterion needs of the layers at these paths, by path, measured on the dataset with the module as it is.
+    """Return what the criterion needs of the layers at these paths, by path, measured on the dataset with the module as
+    it is.
 
     Layers that no sample runs through are left out if the criterion needs moments.
     """
     moments = collect_moments(module, task, dataset, paths) if "moments" in criterion.needs else {}
     gradients = collect_gradients(module, task, dataset, paths, seed=seed) if "gradient" in criterion.needs else {}
-    found = {}
+    statistics = {}
     for path in paths:
         if "moments" in criterion.needs and path not in moments:
             continue
         gradient = gradients.get(path)
-        found[path] = LayerStatistics(
+        statistics[path] = LayerStatistics(
             weight=weight_matrix(module.get_submodule(path)).detach(),
             moments=moments.get(path),
             gradient=gradient.absolute if gradient else None,
             squared_gradient=gradient.square if gradient else None,
         )
-    return found
+    return statistics
 
 
 class NamedCriterion(NamedSettings):

@@ -1,18 +1,68 @@
-"""The interface of distillation losses, which compare a student with its teacher; and the loss of plain outputs."""
+"""The interface of distillation losses, which compare recorded forward passes of a student and its teacher; and the
+loss of plain outputs."""
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from compress.distill.forward_pass import ForwardPass
 from laconic.errors import UsageError
+from laconic.models.hooks import forward_hooks
+from laconic.models.language_model import LanguageModel
+from laconic.models.signature import call
+from train.layerwise.layer_stack import hidden_of
+from train.step.objective import TARGETS, Batch
+
+LANGUAGE_MODEL_INPUTS = ("input_ids", "attention_mask", "position_ids")
+"""The tensors of a batch that a language model reads."""
+HIDDEN = "hidden"
 
 TAIL = 0.25
 """The share of a batch's terms, those with the largest errors, that `tail_weight` is for."""
+
+
+@dataclass(frozen=True, eq=False)
+class ForwardPass:
+    """One forward pass of a module.
+
+    answers: its outputs by name; of a language model the hidden states of all tokens, [rows, tokens, width], as
+    `hidden`. outputs, calls: of the recorded layers, by name: the first tensor that each returned, and its arguments.
+    """
+
+    module: nn.Module
+    answers: Mapping[str, Tensor] = field(default_factory=dict)
+    outputs: dict[str, Tensor] = field(default_factory=dict)
+    calls: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=dict)
+
+    @property
+    def first(self) -> Tensor:
+        """The first output."""
+        return next(iter(self.answers.values()))
+
+
+def record_forward(module: nn.Module, batch: Batch, names: Collection[str]) -> ForwardPass:
+    """Run a module on a batch, and record the layers of these names.
+
+    The hooks are gone in the backward pass, where activation checkpointing runs some layers again.
+    """
+    seen = ForwardPass(module)
+
+    def record(name: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        seen.calls[name], seen.outputs[name] = (args, kwargs), hidden_of(output)
+
+    with forward_hooks(module, sorted(names), after=record):
+        answers = run_model(module, batch)
+    return ForwardPass(module, answers, seen.outputs, seen.calls)
+
+
+def run_model(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    """Return the module's outputs for the batch's inputs."""
+    if isinstance(module, LanguageModel):
+        return {HIDDEN: module.hidden(**{name: batch[name] for name in LANGUAGE_MODEL_INPUTS if name in batch})}
+    return call(module, {name: tensor for name, tensor in batch.items() if name != TARGETS})
 
 
 @dataclass(frozen=True)
@@ -36,15 +86,16 @@ class LossTerms:
     tail_weight: float = 0.0
 
     def sum_errors(self, errors: Tensor) -> Tensor:
-        """The sum over all terms, [] float32. errors: [rows], or [rows, positions]."""
-        each = self.list_errors(errors)
+        """Return the sum over all terms, [] float32. errors: [rows], or [rows, positions]."""
+        listed = self.list_errors(errors)
         if not self.tail_weight:
-            return each.sum()
-        worst = each.topk(math.ceil(TAIL * len(each))).values
-        return each.sum() + self.tail_weight * len(each) * worst.mean()
+            return listed.sum()
+        worst = listed.topk(math.ceil(TAIL * len(listed))).values
+        return listed.sum() + self.tail_weight * len(listed) * worst.mean()
 
     def list_errors(self, errors: Tensor) -> Tensor:
-        """The error of each term, [terms]; 0 where a term does not count. errors: [rows], or [rows, positions]."""
+        """Return the error of each term, [terms]; 0 where a term does not count. errors: [rows], or [rows,
+        positions]."""
         if errors.ndim == 1:
             return errors
         mask = self.mask if self.mask is not None and self.mask.shape == errors.shape else None
@@ -81,7 +132,7 @@ class DistillationLoss(ABC):
 
     @abstractmethod
     def loss(self, student: ForwardPass, teacher: ForwardPass, terms: LossTerms) -> Tensor:
-        """The sum over the terms of a batch, [] float32."""
+        """Return the sum over the terms of a batch, [] float32."""
 
 
 class OutputLoss(DistillationLoss):
@@ -92,30 +143,30 @@ class OutputLoss(DistillationLoss):
     """
 
     def prepare(self, student: ForwardPass, teacher: ForwardPass) -> None:
-        own, theirs = ([list(each.shape) for each in seen.answers.values()] for seen in (student, teacher))
-        if own != theirs:
+        shapes, theirs = ([list(answer.shape) for answer in seen.answers.values()] for seen in (student, teacher))
+        if shapes != theirs:
             raise UsageError(
-                f"the student's outputs have the shapes {own}, and its teacher's {theirs}; expected the same. Keep the "
-                f"model's outputs as they were"
+                f"the student's outputs have the shapes {shapes}, and its teacher's {theirs}; expected the same. Keep "
+                f"the model's outputs as they were"
             )
 
     def loss(self, student: ForwardPass, teacher: ForwardPass, terms: LossTerms) -> Tensor:
         both = list(zip(student.answers.values(), teacher.answers.values(), strict=True))
         errors = [
-            relative_error(found.flatten(1).float(), wanted.flatten(1).float())
-            for found, wanted in both
-            if wanted.is_floating_point()
+            relative_error(output.flatten(1).float(), target.flatten(1).float())
+            for output, target in both
+            if target.is_floating_point()
         ]
         return terms.sum_errors(sum(errors[1:], errors[0]) / len(errors))
 
 
 def flatten_positions(hidden: Tensor) -> Tensor:
-    """Hidden states as [rows, positions, width] float32, whether of a row, of a sequence or of an image."""
+    """Reshape hidden states to [rows, positions, width] float32, whether of a row, of a sequence or of an image."""
     if hidden.ndim > 3:
         hidden = hidden.flatten(2).transpose(1, 2)
     return (hidden.unsqueeze(1) if hidden.ndim == 2 else hidden).float()
 
 
-def relative_error(found: Tensor, wanted: Tensor) -> Tensor:
-    """The squared error over the last axis, as a share of the squared target."""
-    return (found - wanted).square().sum(dim=-1) / wanted.square().sum(dim=-1).clamp(min=1e-6)
+def relative_error(output: Tensor, target: Tensor) -> Tensor:
+    """Return the squared error over the last axis, as a share of the squared target."""
+    return (output - target).square().sum(dim=-1) / target.square().sum(dim=-1).clamp(min=1e-6)

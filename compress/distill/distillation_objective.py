@@ -6,8 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress.distill.distillation_loss import DistillationLoss, LayerPair, LossTerms
-from compress.distill.forward_pass import HIDDEN, ForwardPass, record_forward
+from compress.distill.distillation_loss import (
+    HIDDEN,
+    DistillationLoss,
+    ForwardPass,
+    LayerPair,
+    LossTerms,
+    record_forward,
+)
 from laconic.errors import RecipeError
 from laconic.tasks.task import Task
 from laconic.tasks.token_positions import IGNORED
@@ -55,13 +61,13 @@ class DistillationObjective(Objective):
         for loss in self.losses:
             loss.select_layers(student, self.teacher, pairs)
         with torch.no_grad():
-            own = record_forward(student, batch, self.names("student"))
+            ours = record_forward(student, batch, self.names("student"))
             theirs = record_forward(self.teacher, batch, self.names("teacher"))
         for loss in self.losses:
-            loss.prepare(own, theirs)
+            loss.prepare(ours, theirs)
 
     def names(self, whose: str) -> set[str]:
-        """The names of the layers that are recorded; whose: `student` or `teacher`."""
+        """Return the names of the layers that are recorded; whose: `student` or `teacher`."""
         return {name for loss in self.losses for name in getattr(loss, whose)}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -96,17 +102,17 @@ class DistillationObjective(Objective):
 
     def loss(self, module: nn.Module, batch: Batch) -> Tensor:
         with torch.no_grad():
-            wanted = record_forward(self.teacher, batch, self.names("teacher"))
+            teacher = record_forward(self.teacher, batch, self.names("teacher"))
         runs = bool(self.task_weight) or any(loss.runs_student for loss in self.losses)
-        found = record_forward(module, batch, self.names("student")) if runs else ForwardPass(module)
+        student = record_forward(module, batch, self.names("student")) if runs else ForwardPass(module)
         terms = make_terms(batch, self.tail_weight)
-        parts = [each.weight * each.loss(found, wanted, terms) for each in self.losses]
+        parts = [loss.weight * loss.loss(student, teacher, terms) for loss in self.losses]
         total = torch.stack(parts).sum()
         if self.task_objective is None or not self.task_weight:
             return total
         scale = self.count_terms(batch) / max(self.task_objective.count_terms(batch), 1)
         return (1 - self.task_weight) * total + self.task_weight * scale * self.task_objective.loss(
-            PrecomputedModel(found), batch
+            PrecomputedModel(student), batch
         )
 
     def make_example(self, rows: int, length: int) -> Batch:
@@ -120,9 +126,9 @@ class DistillationObjective(Objective):
 class PrecomputedModel(nn.Module):
     """A stand-in for a model whose outputs have been computed already."""
 
-    def __init__(self, found: ForwardPass) -> None:
+    def __init__(self, forward_pass: ForwardPass) -> None:
         super().__init__()
-        self._found = found
+        self._found = forward_pass
 
     @property
     def head(self) -> Any:
@@ -135,11 +141,11 @@ class PrecomputedModel(nn.Module):
         return self._found.module.logit_cap
 
     def hidden(self, **inputs: Tensor) -> Tensor:
-        """The hidden states of a language model."""
+        """Return the hidden states of a language model."""
         return self._found.answers[HIDDEN]
 
     def forward(self, *inputs: Tensor) -> dict[str, Tensor]:
-        """The outputs of the model."""
+        """Return the outputs of the model."""
         return dict(self._found.answers)
 
 
@@ -149,7 +155,7 @@ def is_per_token(batch: Batch) -> bool:
 
 
 def make_terms(batch: Batch, tail_weight: float) -> LossTerms:
-    """The terms that the batch's loss is summed over."""
+    """Return the terms that the batch's loss is summed over."""
     if is_per_token(batch):
         return LossTerms(batch[TARGETS] != IGNORED, per_position=True, tail_weight=tail_weight)
     mask = batch.get("attention_mask")

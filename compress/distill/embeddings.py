@@ -7,7 +7,7 @@ from pydantic import Field
 
 from compress.distill.distill_stage import DistillStage
 from compress.distill.distillation_loss import DistillationLoss
-from compress.distill.vector_loss import CosineLoss, SimilarityLoss
+from compress.distill.losses import CosineLoss, SimilarityLoss
 from laconic.tasks.task import Task
 
 

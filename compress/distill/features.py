@@ -3,8 +3,10 @@
 from typing import ClassVar
 
 from compress.distill.distill_stage import DistillStage
-from compress.distill.distillation_loss import DistillationLoss
-from compress.distill.hidden_state_loss import HiddenStateLoss, Layers
+from compress.distill.distillation_loss import (
+    DistillationLoss,
+)
+from compress.distill.losses import HiddenStateLoss, Layers
 from laconic.tasks.task import Task
 
 

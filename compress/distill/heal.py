@@ -11,9 +11,7 @@ from torch import nn
 from compress.distill.distill_stage import DistillStage
 from compress.distill.distillation_loss import DistillationLoss, OutputLoss
 from compress.distill.healing_monitor import PERFECT, HealingMonitor
-from compress.distill.hidden_state_loss import HiddenStateLoss
-from compress.distill.soft_target_loss import SoftTargetLoss
-from compress.distill.vector_loss import CosineLoss, SimilarityLoss
+from compress.distill.losses import CosineLoss, HiddenStateLoss, SimilarityLoss, SoftTargetLoss
 from laconic.config import NamedSettings
 from laconic.models.checkpoint import Checkpoint
 from laconic.recipes.stage import TorchContext
@@ -45,7 +43,8 @@ quarter of its heads and a third of its FFN units pruned, fidelity 0.9184: after
 
 
 def default_optimizer(steps: int | None) -> NamedSettings:
-    """The optimizer for so many steps, with a learning rate that falls with the root of their number below LONG_RUN."""
+    """Return the optimizer for so many steps, with a learning rate that falls with the root of their number below
+    LONG_RUN."""
     share = 1.0 if steps is None else min(steps / LONG_RUN, 1.0)
     return NamedSettings(name="adamw", config={"lr": LEARNING_RATE * math.sqrt(share), "weight_decay": 0.01})
 
@@ -76,7 +75,7 @@ class Heal(DistillStage):
     min_improvement: float = Field(default=0.02, ge=0, lt=1)
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     minutes: float | None = Field(default=None, gt=0)
-    optimizer: NamedSettings = Field(default_factory=lambda given: default_optimizer(given.get("steps")))
+    optimizer: NamedSettings = Field(default_factory=lambda settings: default_optimizer(settings.get("steps")))
 
     def losses(self, task: Task, layers: int) -> list[DistillationLoss]:
         return [LOSSES[name](weight) for name, weight in task.healing_losses(layers=layers > 0).items()]
@@ -103,4 +102,4 @@ class Heal(DistillStage):
             "steps": float(steps),
             "best step": float(monitor.best),
         }
-        return checkpoint.after(self.record(checkpoint, context, figures), monitor.result())
+        return checkpoint.after(self.make_record(self.name, checkpoint, context, figures), monitor.result())

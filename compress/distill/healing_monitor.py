@@ -67,11 +67,11 @@ class HealingMonitor:
         return max(self.evaluations, key=lambda step: (self.evaluations[step], -step))
 
     def estimate_seconds(self, left: int) -> float:
-        """The seconds of the evaluations in so many steps, as long as the first one took."""
+        """Return the seconds of the evaluations in so many steps, as long as the first one took."""
         return left // self._every * self._evaluating
 
     def result(self) -> nn.Module:
-        """The best module of all evaluations; the module as it was if healing did not help."""
+        """Return the best module of all evaluations; the module as it was if healing did not help."""
         if not self.best:
             return self._module
         fill(self._plain, read_safetensors(self._folder / BEST), self._folder / BEST)

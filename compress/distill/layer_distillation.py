@@ -7,8 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from compress.distill.distill_stage import DistillStage
-from compress.distill.distillation_loss import DistillationLoss, LayerPair, LossTerms, flatten_positions, relative_error
-from compress.distill.forward_pass import ForwardPass
+from compress.distill.distillation_loss import (
+    DistillationLoss,
+    ForwardPass,
+    LayerPair,
+    LossTerms,
+    flatten_positions,
+    relative_error,
+)
 from laconic.errors import UsageError
 from laconic.tasks.task import Task
 from train.layerwise.layer_stack import hidden_of
@@ -36,8 +42,8 @@ class LayerwiseLoss(DistillationLoss):
     def prepare(self, student: ForwardPass, teacher: ForwardPass) -> None:
         for pair in self.pairs:
             try:
-                found = self.run_layer(student.module, teacher, pair)
-                relative_error(flatten_positions(found), flatten_positions(teacher.outputs[pair.last]))
+                output = self.run_layer(student.module, teacher, pair)
+                relative_error(flatten_positions(output), flatten_positions(teacher.outputs[pair.last]))
             except (RuntimeError, TypeError, ValueError) as error:
                 raise UsageError(
                     f"layer {pair.student} of the student does not take the input of {pair.first} of its teacher, or "
@@ -46,7 +52,7 @@ class LayerwiseLoss(DistillationLoss):
                 ) from error
 
     def run_layer(self, student: nn.Module, teacher: ForwardPass, pair: LayerPair) -> Tensor:
-        """The output of a layer of the student for its teacher's input."""
+        """Return the output of a layer of the student for its teacher's input."""
         args, kwargs = teacher.calls[pair.first]
         return hidden_of(student.get_submodule(pair.student)(*args, **kwargs))
 

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from compress.distill.distill_stage import DistillStage
 from compress.distill.distillation_loss import DistillationLoss
-from compress.distill.soft_target_loss import SoftTargetLoss
+from compress.distill.losses import SoftTargetLoss
 from laconic.errors import UsageError
 from laconic.tasks.task import Task
 

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import kl_div
 
 from compress.distill.distill_stage import DistillStage
-from compress.distill.distillation_loss import DistillationLoss, LayerPair, LossTerms
-from compress.distill.forward_pass import ForwardPass
+from compress.distill.distillation_loss import DistillationLoss, ForwardPass, LayerPair, LossTerms
 from compress.transformer.anatomy import anatomy
 from laconic.errors import SourceError, UsageError
 from laconic.recipes.stage import Property
@@ -38,10 +37,10 @@ class AttentionRelationLoss(DistillationLoss):
 
     def select_layers(self, student: nn.Module, teacher: nn.Module, pairs: Sequence[LayerPair]) -> None:
         try:
-            found = anatomy(student), anatomy(teacher)
-            for each in found:
-                each.of("heads")
-            own, theirs = found[0].shape, found[1].shape
+            anatomies = anatomy(student), anatomy(teacher)
+            for blocks in anatomies:
+                blocks.of("heads")
+            ours, theirs = anatomies[0].shape, anatomies[1].shape
         except SourceError as error:
             reason = str(error).partition(". ")[0].partition("; ")[0]
             raise UsageError(
@@ -49,37 +48,37 @@ class AttentionRelationLoss(DistillationLoss):
             ) from error
         if not -len(pairs) <= self.layer < len(pairs):
             raise UsageError(f"layer {self.layer} is none of the student's {len(pairs)}. Give one that it has")
-        if own.interleaved or theirs.interleaved:
+        if ours.interleaved or theirs.interleaved:
             raise UsageError(
                 "one layer computes queries, keys and values head by head, so that relations cannot be taken from its "
                 "output. Use distill.features or distill.logits"
             )
         pair = pairs[self.layer]
-        self.student = tuple(f"{pair.student}.{path}" for path in (own.query, own.key, own.value))
+        self.student = tuple(f"{pair.student}.{path}" for path in (ours.query, ours.key, ours.value))
         self.teacher = tuple(f"{pair.last}.{path}" for path in (theirs.query, theirs.key, theirs.value))
 
     def prepare(self, student: ForwardPass, teacher: ForwardPass) -> None:
         both = zip(split_projections(student, self.student), split_projections(teacher, self.teacher), strict=True)
-        self._head_counts = [self.count_heads(found.shape[-1], wanted.shape[-1]) for found, wanted in both]
+        self._head_counts = [self.count_heads(features.shape[-1], target.shape[-1]) for features, target in both]
 
-    def count_heads(self, own: int, theirs: int) -> int:
-        """The number of relation heads for two widths. Raises UsageError if `heads` does not divide them."""
-        most = gcd(own, theirs)
+    def count_heads(self, ours: int, theirs: int) -> int:
+        """Return the number of relation heads for two widths. Raises UsageError if `heads` does not divide them."""
+        most = gcd(ours, theirs)
         if self.heads is None:
             return max(
                 heads for heads in range(1, most + 1) if most % heads == 0 and most // heads >= min(MIN_WIDTH, most)
             )
         if most % self.heads:
             raise UsageError(
-                f"heads: {self.heads} relation heads do not divide {own} features of the student and {theirs} of the "
+                f"heads: {self.heads} relation heads do not divide {ours} features of the student and {theirs} of the "
                 f"teacher evenly. Give a number that divides {most}, or leave heads out"
             )
         return self.heads
 
     def loss(self, student: ForwardPass, teacher: ForwardPass, terms: LossTerms) -> Tensor:
         parts = [
-            terms.sum_errors(divergence(found, wanted, heads, terms.mask))
-            for found, wanted, heads in zip(
+            terms.sum_errors(divergence(features, target, heads, terms.mask))
+            for features, target, heads in zip(
                 split_projections(student, self.student),
                 split_projections(teacher, self.teacher),
                 self._head_counts,
@@ -90,24 +89,24 @@ class AttentionRelationLoss(DistillationLoss):
 
 
 def split_projections(seen: ForwardPass, names: Sequence[str]) -> tuple[Tensor, ...]:
-    """Queries, keys and values, [rows, positions, features] each; split if one layer computes all three."""
+    """Return queries, keys and values, [rows, positions, features] each; split if one layer computes all three."""
     if len(set(names)) == 1:
         return torch.chunk(seen.outputs[names[0]], 3, dim=-1)
     return tuple(seen.outputs[name] for name in names)
 
 
-def divergence(found: Tensor, wanted: Tensor, heads: int, mask: Tensor | None) -> Tensor:
-    """The divergence of the relations at each position, the mean over the heads: [rows, positions] float32. mask:
-    [rows, positions] bool, the positions that count."""
-    own, theirs = log_relations(found, heads, mask), log_relations(wanted, heads, mask)
-    each = kl_div(own, theirs, reduction="none", log_target=True)
+def divergence(features: Tensor, target: Tensor, heads: int, mask: Tensor | None) -> Tensor:
+    """Return the divergence of the relations at each position, the mean over the heads: [rows, positions] float32.
+    mask: [rows, positions] bool, the positions that count."""
+    relations, target_relations = log_relations(features, heads, mask), log_relations(target, heads, mask)
+    divergences = kl_div(relations, target_relations, reduction="none", log_target=True)
     if mask is not None:
-        each = each.masked_fill(~mask[:, None, None, :], 0.0)
-    return each.sum(dim=-1).mean(dim=1)
+        divergences = divergences.masked_fill(~mask[:, None, None, :], 0.0)
+    return divergences.sum(dim=-1).mean(dim=1)
 
 
 def log_relations(features: Tensor, heads: int, mask: Tensor | None) -> Tensor:
-    """Log-probabilities of each position over all positions, [rows, heads, positions, positions] float32."""
+    """Return log-probabilities of each position over all positions, [rows, heads, positions, positions] float32."""
     split = features.float().reshape(*features.shape[:2], heads, -1).transpose(1, 2)
     with torch.autocast(features.device.type, enabled=False):
         scores = split @ split.transpose(2, 3) / split.shape[-1] ** 0.5

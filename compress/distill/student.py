@@ -14,7 +14,6 @@ from compress.transformer.surgery import BLOCKS, keep_blocks, keep_units
 from laconic import registry
 from laconic.artifacts.record import Record
 from laconic.errors import RecipeError, SourceError
-from laconic.hashing import environment_digest, hash_of
 from laconic.models import wrappers
 from laconic.models.checkpoint import Checkpoint, prepare
 from laconic.recipes.stage import Property, TorchContext, TorchStage
@@ -46,36 +45,33 @@ class Student(TorchStage):
         return self
 
     def apply(self, checkpoint: Checkpoint, context: TorchContext) -> Checkpoint:
-        """The smaller model. Raises RecipeError for layers or keys that do not exist, SourceError for a model that
-        cannot be made smaller this way."""
+        """Return the smaller model. Raises RecipeError for layers or keys that do not exist, SourceError for a model
+        that cannot be made smaller this way."""
         if self.config:
             module, structure = self.build(checkpoint, context)
         else:
             module, structure = self.shorten(checkpoint)
-        config = self.model_dump(mode="json")
-        key = hash_of(context.key, checkpoint.key, self.name, config, environment_digest())
-        before, after = (sum(each.numel() for each in one.parameters()) for one in (checkpoint.module, module))
+        before, after = (sum(weight.numel() for weight in one.parameters()) for one in (checkpoint.module, module))
         figures = {"parameters before": float(before), "parameters": float(after)}
-        made = checkpoint.after(
-            Record(stage=self.name, config=config, key=key, figures=figures, structure=structure), module
-        )
+        made = checkpoint.after(self.make_record(self.name, checkpoint, context, figures, structure), module)
         if made.outputs != checkpoint.outputs:
-            own, theirs = ([list(spec.shape) for spec in one.outputs] for one in (made, checkpoint))
+            ours, theirs = ([list(spec.shape) for spec in one.outputs] for one in (made, checkpoint))
             raise RecipeError(
-                f"config: the student's outputs have the shapes {own}, and the original's {theirs}; expected the same, "
-                f"since they are compared. Keep the keys that determine them (hidden_size, for a model that embeds)"
+                f"config: the student's outputs have the shapes {ours}, and the original's {theirs}; expected the "
+                f"same, since they are compared. Keep the keys that determine them (hidden_size, for a model that "
+                f"embeds)"
             )
         return made
 
     def shorten(self, checkpoint: Checkpoint) -> tuple[nn.Module, dict[str, Any]]:
-        """A copy with fewer layers, and what `rebuild` needs."""
+        """Return a copy with fewer layers, and what `rebuild` needs."""
         module = copy.deepcopy(checkpoint.module)
         chosen = self.select_layers(len(anatomy(module).sites))
         keep_blocks(module, chosen)
         return module, {BLOCKS: chosen}
 
     def select_layers(self, count: int) -> list[int]:
-        """The indices of the layers that stay, of `count`. Raises RecipeError."""
+        """Return the indices of the layers that stay, of `count`. Raises RecipeError."""
         layers = (count + 1) // 2 if self.layers is None else self.layers
         if isinstance(layers, int):
             if not 1 <= layers <= count:
@@ -89,7 +85,7 @@ class Student(TorchStage):
         return list(layers)
 
     def build(self, checkpoint: Checkpoint, context: TorchContext) -> tuple[nn.Module, dict[str, Any]]:
-        """A model built from the changed config, and what `rebuild` needs."""
+        """Return a model built from the changed config, and what `rebuild` needs."""
         source = checkpoint.source
         if source["kind"] != "huggingface":
             raise SourceError(
@@ -102,7 +98,7 @@ class Student(TorchStage):
                 f"config: the model no longer matches its config after {changed[-1]}. Put distill.student before it"
             )
         config = source["config"]
-        known = set(config).union(*(each.to_dict() for _, each in iterate_configs(checkpoint.module)))
+        known = set(config).union(*(nested.to_dict() for _, nested in iterate_configs(checkpoint.module)))
         for key in self.config:
             if key not in known:
                 raise RecipeError(f"config: the model's config has no key {key!r}. {registry.did_you_mean(key, known)}")
@@ -136,18 +132,19 @@ def copy_weights(student: nn.Module, original: nn.Module, kept: Sequence[int]) -
     are left as they are."""
     left = copy.deepcopy(original)
     keep_blocks(left, kept)
-    for own, theirs in zip(anatomy(student).of("ffn"), anatomy(left).of("ffn"), strict=True):
-        if own.units < theirs.units:
-            keep_units(left, theirs, largest_units(left, theirs, own.units))
-    found = left.state_dict()
+    for ours, theirs in zip(anatomy(student).of("ffn"), anatomy(left).of("ffn"), strict=True):
+        if ours.units < theirs.units:
+            keep_units(left, theirs, largest_units(left, theirs, ours.units))
+    weights = left.state_dict()
     for name, value in student.state_dict().items():
-        if name in found and found[name].ndim == value.ndim:
-            common = tuple(slice(min(sizes)) for sizes in zip(value.shape, found[name].shape, strict=True))
-            value[common] = found[name][common]
+        if name in weights and weights[name].ndim == value.ndim:
+            common = tuple(slice(min(sizes)) for sizes in zip(value.shape, weights[name].shape, strict=True))
+            value[common] = weights[name][common]
 
 
 def largest_units(module: nn.Module, site: Site, count: int) -> list[int]:
-    """The FFN units with the largest product of the norms of their input and output weights, in ascending order."""
+    """Return the FFN units with the largest product of the norms of their input and output weights, in ascending
+    order."""
     score = weight_matrix(module.get_submodule(site.consumer)).norm(dim=0)
     for source in site.sources:
         score = score * weight_matrix(module.get_submodule(source.layer)).norm(dim=1)
@@ -155,5 +152,5 @@ def largest_units(module: nn.Module, site: Site, count: int) -> list[int]:
 
 
 def space_evenly(count: int, whole: int) -> list[int]:
-    """`count` indices below `whole`, evenly spaced, including the first and the last."""
+    """Return `count` indices below `whole`, evenly spaced, including the first and the last."""
     return [0] if count == 1 else [round(index * (whole - 1) / (count - 1)) for index in range(count)]

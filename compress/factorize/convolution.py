@@ -51,12 +51,13 @@ class Convolution(TorchStage):
     samples: int = Field(default=256, ge=1)
 
     def apply(self, checkpoint: Checkpoint, context: TorchContext) -> Checkpoint:
-        found = {path: layer for path, layer in find_factorizable(checkpoint.module) if isinstance(layer, nn.Conv2d)}
-        chosen = select_layers(found, self.layers)
-        factorizations = {path: each for path in chosen if (each := self.factorization(found[path]))}
+        layers = find_factorizable(checkpoint.module)
+        convolutions = {path: layer for path, layer in layers if isinstance(layer, nn.Conv2d)}
+        chosen = select_layers(convolutions, self.layers)
+        factorizations = {path: made for path in chosen if (made := self.factorization(convolutions[path]))}
         if not factorizations:
             raise UsageError(
-                f"factorize.convolution: none of the convolutions {sorted(found)} saves work when it is made "
+                f"factorize.convolution: none of the convolutions {sorted(convolutions)} saves work when it is made "
                 f"{self.into}. Name layers with a kernel larger than 1 x 1 and more channels"
             )
         dataset = context.calibrate.take(self.samples, context.seed)
@@ -65,7 +66,7 @@ class Convolution(TorchStage):
         return factorize_layers(checkpoint, context, self, name, dataset, moments, factorizations, max_error=limit)
 
     def factorization(self, layer: nn.Conv2d) -> Factorization | None:
-        """What a convolution becomes; None if that saves no work or is not possible."""
+        """Return what a convolution becomes; None if that saves no work or is not possible."""
         out, into, area = layer.out_channels, layer.in_channels, layer.kernel_size[0] * layer.kernel_size[1]
         match self.into:
             case "separable":

@@ -14,17 +14,16 @@ from compress.statistics.moments import Moments
 from laconic.artifacts.record import Record
 from laconic.data.dataset import Dataset
 from laconic.errors import UsageError
-from laconic.hashing import environment_digest, hash_of
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.layer_patterns import match_patterns
-from laconic.recipes.stage import Stage, TorchContext, dump_settings
+from laconic.recipes.stage import TorchContext, TorchStage
 
 PARTS = "parts"
 """The key of a record's structure with the factorization of each replaced layer, by its path."""
 
 
 def find_factorizable(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """(path, layer) of the linear layers and the ungrouped two-dimensional convolutions whose weight is not tied.
+    """Yield (path, layer) of the linear layers and the ungrouped two-dimensional convolutions whose weight is not tied.
 
     Layers inside `torch.nn.MultiheadAttention`, which reads their weights itself, are left out.
     """
@@ -39,7 +38,8 @@ def find_factorizable(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def select_layers(layers: Mapping[str, nn.Module], patterns: Sequence[str]) -> dict[str, nn.Module]:
-    """The layers that a pattern names. Raises RecipeError for a pattern that names none, if there are layers at all."""
+    """Return the layers that a pattern names. Raises RecipeError for a pattern that names none, if there are layers at
+    all."""
     named = match_patterns(layers, patterns if layers else (), "layers", "layer that can be factorized")
     return {path: layer for path, layer in layers.items() if path in named}
 
@@ -54,7 +54,7 @@ def replay_factorization(module: nn.Module, record: Record) -> None:
 def factorize_layers(
     checkpoint: Checkpoint,
     context: TorchContext,
-    stage: Stage,
+    stage: TorchStage,
     name: str,
     dataset: Dataset,
     moments: Mapping[str, Moments],
@@ -62,7 +62,7 @@ def factorize_layers(
     *,
     max_error: float = 1.0,
 ) -> Checkpoint:
-    """The checkpoint with factorized layers, each fitted by itself, then its last factor to its present inputs.
+    """Return the checkpoint with factorized layers, each fitted by itself, then its last factor to its present inputs.
 
     moments: of the layers' inputs; a layer without is fitted by its weight alone. max_error: layers whose relative
     squared output error is larger stay as they are. Raises UsageError if all do.
@@ -74,20 +74,17 @@ def factorize_layers(
             if errors[path] <= max_error:
                 replace_layer(module, path, factors)
             step.advance()
-        factorizations = {path: each for path, each in factorizations.items() if errors[path] <= max_error}
+        factorizations = {path: made for path, made in factorizations.items() if errors[path] <= max_error}
         if not factorizations:
             raise UsageError(
                 f"{name}: none of {len(errors)} layers can be factorized to an error of at most {max_error:.0%}; "
                 f"the lowest is {min(errors.values()):.0%}. Allow a larger error and heal afterwards, or ask for less"
             )
-        lasts = {path: 2 if each.kind == "bottleneck" else 1 for path, each in factorizations.items()}
+        lasts = {path: 2 if made.kind == "bottleneck" else 1 for path, made in factorizations.items()}
         targets = {f"{path}.{last}": path for path, last in lasts.items() if path in moments}
         refit_layers(module, original, checkpoint.task, dataset, targets)
         worst = max(factorizations, key=lambda path: errors[path])
         step.note = f"{len(factorizations)} layers; the largest output error is {errors[worst]:.1%}, of {worst}"
-    key = hash_of(context.key, checkpoint.key, name, dump_settings(stage), environment_digest())
     figures = {"layers": float(len(factorizations)), "largest loss": errors[worst]}
-    structure = {PARTS: {path: each.model_dump(mode="json") for path, each in factorizations.items()}}
-    return checkpoint.after(
-        Record(stage=name, config=dump_settings(stage), key=key, figures=figures, structure=structure), module
-    )
+    structure = {PARTS: {path: made.model_dump(mode="json") for path, made in factorizations.items()}}
+    return checkpoint.after(stage.make_record(name, checkpoint, context, figures, structure), module)

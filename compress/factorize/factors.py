@@ -36,7 +36,7 @@ class Factorization(BaseModel):
 
 
 def make_factors(layer: nn.Module, factorization: Factorization) -> nn.Sequential:
-    """The layers that replace this one, in its dtype, with undefined weights."""
+    """Return the layers that replace this one, in its dtype, with undefined weights."""
     if not isinstance(layer, nn.Conv2d):
         out, into = weight_matrix(layer).shape
         like: dict[str, Any] = {"dtype": layer.weight.dtype}
@@ -48,7 +48,7 @@ def make_factors(layer: nn.Module, factorization: Factorization) -> nn.Sequentia
 
 
 def make_convolutions(layer: nn.Conv2d, factorization: Factorization) -> list[Any]:
-    """The layers that replace a convolution."""
+    """Return the layers that replace a convolution."""
     out, into, size = layer.out_channels, layer.in_channels, factorization.size
     whole: dict[str, Any] = {
         "kernel_size": layer.kernel_size,
@@ -74,7 +74,7 @@ def make_convolutions(layer: nn.Conv2d, factorization: Factorization) -> list[An
 
 
 def settings_along(layer: nn.Conv2d, axis: int) -> dict[str, Any]:
-    """The settings of a convolution restricted to one axis."""
+    """Return the settings of a convolution restricted to one axis."""
 
     def only(pair: Sequence[int], other: int) -> tuple[int, int]:
         return (pair[0], other) if axis == 0 else (other, pair[1])
@@ -89,7 +89,8 @@ def settings_along(layer: nn.Conv2d, axis: int) -> dict[str, Any]:
 
 
 def compose_weight(weights: Sequence[Tensor], factorization: Factorization) -> Tensor:
-    """The weight of the one layer that the factors compose to, [out, in x kernel], in the order of `flatten_inputs`."""
+    """Return the weight of the one layer that the factors compose to, [out, in x kernel], in the order of
+    `flatten_inputs`."""
     first, last = weights[0], weights[-1]
     match factorization.kind:
         case "low-rank":
@@ -107,7 +108,7 @@ def compose_weight(weights: Sequence[Tensor], factorization: Factorization) -> T
 
 
 def count_multiplications(layer: nn.Module, factorization: Factorization | None = None) -> int:
-    """Multiplications per output position of a layer, as it is or factorized."""
+    """Count the multiplications per output position of a layer, as it is or factorized."""
     if factorization is None or not isinstance(layer, nn.Conv2d):
         out, into = weight_matrix(layer).shape
         return out * into if factorization is None else factorization.size * (out + into)

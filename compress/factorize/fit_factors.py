@@ -24,7 +24,7 @@ DAMPING = 1e-4
 
 
 def input_metric(moments: Moments | None, layer: nn.Module) -> Tensor:
-    """The metric G [in, in] float64 of the layer's inputs, of mean diagonal 1; the identity without moments.
+    """Return the metric G [in, in] float64 of the layer's inputs, of mean diagonal 1; the identity without moments.
 
     Centred if the layer has a bias, which absorbs the mean.
     """
@@ -37,7 +37,7 @@ def input_metric(moments: Moments | None, layer: nn.Module) -> Tensor:
 
 
 def output_spectrum(weight: Tensor, metric: Tensor) -> tuple[Tensor, Tensor]:
-    """The energies of the principal directions of the layer's output, descending, [out], and these, [out, out].
+    """Return the energies of the principal directions of the layer's output, descending, [out], and these, [out, out].
 
     With the first r directions U, U UT W is the best weight of rank r in this metric: the singular values of W G^(1/2)
     (as in Chen et al., DRONE: Data-aware Low-rank Compression for Large NLP Models, 2021).
@@ -49,15 +49,15 @@ def output_spectrum(weight: Tensor, metric: Tensor) -> tuple[Tensor, Tensor]:
 def initialize_factors(
     weight: Tensor, metric: Tensor, factorization: Factorization, kernel: tuple[int, int]
 ) -> list[Tensor]:
-    """Initial factors, in the order of their weights' elements. weight: [out, in x kernel] float64."""
+    """Return initial factors, in the order of their weights' elements. weight: [out, in x kernel] float64."""
     size, area = factorization.size, kernel[0] * kernel[1]
-    each = weight.reshape(len(weight), -1, area)  # [out, in, kernel]
+    kernels = weight.reshape(len(weight), -1, area)  # [out, in, kernel]
     match factorization.kind:
         case "low-rank":
             directions = output_spectrum(weight, metric)[1][:, :size]
             return [directions.T @ weight, directions]
         case "separable":
-            filters = torch.linalg.svd(each.transpose(0, 1), full_matrices=False)[2][:, :size]
+            filters = torch.linalg.svd(kernels.transpose(0, 1), full_matrices=False)[2][:, :size]
             first = block_diagonal(*filters)
             return [filters, solve_last_factor(weight, metric, first)]
         case "grouped":
@@ -68,8 +68,8 @@ def initialize_factors(
             return [torch.cat(firsts), solve_last_factor(weight, metric, block_diagonal(*firsts))]
         case "bottleneck":
             out = output_spectrum(weight, metric)[1][:, :size]
-            inside = torch.linalg.svd(each.transpose(0, 1).flatten(1), full_matrices=False)[0][:, :size]
-            return [inside.T, torch.einsum("or,oik,is->rsk", out, each, inside), out]
+            inside = torch.linalg.svd(kernels.transpose(0, 1).flatten(1), full_matrices=False)[0][:, :size]
+            return [inside.T, torch.einsum("or,oik,is->rsk", out, kernels, inside), out]
         case "spatial":
             left, values, right = torch.linalg.svd(spatial_matrix(weight, kernel), full_matrices=False)
             root = values[:size].sqrt()
@@ -77,13 +77,13 @@ def initialize_factors(
 
 
 def spatial_matrix(weight: Tensor, kernel: tuple[int, ...]) -> Tensor:
-    """A convolution's weight [out, in x kernel] as [out x width, in x height]. Its rank is the number of channels
-    between the k x 1 and 1 x k convolutions that compose to it."""
+    """Return a convolution's weight [out, in x kernel] as [out x width, in x height]. Its rank is the number of
+    channels between the k x 1 and 1 x k convolutions that compose to it."""
     return weight.reshape(len(weight), -1, *kernel).permute(0, 3, 1, 2).flatten(2).flatten(0, 1)
 
 
 def solve_last_factor(weight: Tensor, metric: Tensor, first: Tensor) -> Tensor:
-    """The best last factor [out, size] after a first factor [size, in]."""
+    """Return the best last factor [out, size] after a first factor [size, in]."""
     inner = first @ metric @ first.T
     inner += DAMPING * inner.diagonal().mean().clamp(min=1e-30) * torch.eye(len(inner), dtype=inner.dtype)
     last: Tensor = torch.linalg.solve(inner, first @ metric @ weight.T).T
@@ -91,7 +91,7 @@ def solve_last_factor(weight: Tensor, metric: Tensor, first: Tensor) -> Tensor:
 
 
 def fit_factors(layer: nn.Module, moments: Moments | None, factorization: Factorization) -> tuple[nn.Sequential, float]:
-    """The fitted factors of a layer, and their squared output error as a share of the squared output.
+    """Return the fitted factors of a layer, and their squared output error as a share of the squared output.
 
     moments: of the layer's inputs; without them all input directions have the same weight.
     """
@@ -131,9 +131,9 @@ def minimize(weights: Sequence[Tensor], error: Callable[[], Tensor]) -> None:
 
     def closure() -> float:
         optimizer.zero_grad()
-        found = error()
-        found.backward()  # type: ignore[no-untyped-call]
-        return float(found.detach())
+        value = error()
+        value.backward()  # type: ignore[no-untyped-call]
+        return float(value.detach())
 
     with torch.enable_grad():
         optimizer.step(closure)  # type: ignore[no-untyped-call]

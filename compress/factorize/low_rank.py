@@ -1,6 +1,7 @@
 """Low-rank factorization of linear layers and convolutions."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -15,7 +16,6 @@ from compress.factorize.factorize_layers import (
 )
 from compress.factorize.factors import Factorization, count_multiplications, make_factors
 from compress.factorize.fit_factors import input_metric, output_spectrum, spatial_matrix
-from compress.factorize.rank_selection import RankTradeoff, energy_losses, select_by_budget, select_by_energy
 from compress.statistics.layer_weights import weight_matrix
 from compress.statistics.moments import Moments, collect_moments
 from laconic.artifacts.record import Record
@@ -25,6 +25,28 @@ from laconic.recipes.stage import Property, TorchContext, TorchStage
 from laconic.units import Share
 
 ENERGY = 0.99
+
+
+@dataclass(frozen=True)
+class RankTradeoff:
+    """The trade-off between size and output energy of one layer.
+
+    losses: the share of the output's energy that is lost at each rank, from 0 on. parameters: of the layer as it is.
+    per_rank: parameters that each rank adds. highest: the highest rank that saves work. step: ranks are multiples of
+    it.
+    """
+
+    path: str
+    losses: Sequence[float]
+    parameters: int
+    per_rank: int
+    highest: int
+    step: int
+
+    @property
+    def ranks(self) -> range:
+        """The ranks that save work, in descending order."""
+        return range(self.highest - self.highest % self.step, 0, -self.step)
 
 
 class LowRank(TorchStage):
@@ -73,7 +95,7 @@ class LowRank(TorchStage):
     def factorizations(
         self, chosen: Mapping[str, nn.Module], moments: Mapping[str, Moments]
     ) -> dict[str, Factorization]:
-        """The factorization of each layer that is factorized, by its path."""
+        """Return the factorization of each layer that is factorized, by its path."""
         layers = [
             measure_tradeoff(
                 path, layer, self.factorization(layer, 1), input_metric(moments.get(path), layer), self.round_to
@@ -85,7 +107,8 @@ class LowRank(TorchStage):
         return {path: self.factorization(chosen[path], rank) for path, rank in ranks.items()}
 
     def factorization(self, layer: nn.Module, rank: int) -> Factorization:
-        """The factorization of a layer at this rank. Kernels of height or width 1 have no spatial factorization."""
+        """Return the factorization of a layer at this rank. Kernels of height or width 1 have no spatial
+        factorization."""
         flat = not isinstance(layer, nn.Conv2d) or 1 in layer.kernel_size
         return Factorization(kind="low-rank" if flat or self.convolutions == "channels" else "spatial", size=rank)
 
@@ -96,7 +119,7 @@ class LowRank(TorchStage):
 
 
 def measure_tradeoff(path: str, layer: nn.Module, one: Factorization, metric: Tensor, step: int) -> RankTradeoff:
-    """The trade-off between rank and output energy of one layer. one: its factorization at rank 1."""
+    """Return the trade-off between rank and output energy of one layer. one: its factorization at rank 1."""
     weight = weight_matrix(layer).detach().double()
     if one.kind == "spatial":
         assert isinstance(layer, nn.Conv2d)
@@ -111,3 +134,48 @@ def measure_tradeoff(path: str, layer: nn.Module, one: Factorization, metric: Te
         len(energies),
     )
     return RankTradeoff(path, energy_losses(energies), weight.numel(), per_rank, highest, step)
+
+
+def energy_losses(energies: Tensor) -> list[float]:
+    """Return the share of the energy that is lost at each rank, from 0 on. energies: [out], descending."""
+    total = energies.sum().clamp(min=1e-30)
+    return [*(energies.flip(0).cumsum(0).flip(0) / total).tolist(), 0.0]
+
+
+def select_by_energy(layers: Sequence[RankTradeoff], energy: float) -> dict[str, int]:
+    """Return the lowest rank of each layer that keeps this share of its output's energy, where that saves work."""
+    ranks = {}
+    for layer in layers:
+        enough = [rank for rank in layer.ranks if layer.losses[min(rank, len(layer.losses) - 1)] <= 1 - energy + 1e-12]
+        if enough:
+            ranks[layer.path] = enough[-1]
+    return ranks
+
+
+def select_by_budget(layers: Sequence[RankTradeoff], keep: float) -> dict[str, int]:
+    """Return ranks with which the layers keep this share of their parameters, at the lowest loss of energy.
+
+    Greedy: from whole layers on, the step with the lowest loss of a layer's energy per parameter saved is taken. Layers
+    for which no step is taken stay whole.
+    """
+    budget = keep * sum(layer.parameters for layer in layers)
+    left = float(sum(layer.parameters for layer in layers))
+    ranks: dict[str, int] = {}
+    while left > budget:
+        best: tuple[float, str, int, float] | None = None
+        for layer in layers:
+            now = ranks.get(layer.path)
+            size, lost = (layer.parameters, 0.0) if now is None else (now * layer.per_rank, layer.losses[now])
+            for rank in layer.ranks:
+                saved = size - rank * layer.per_rank
+                if saved <= 0:
+                    continue
+                option = (layer.losses[rank] - lost) / saved, layer.path, rank, saved
+                # Among equal steps the smaller one, so that no more is removed than was asked for.
+                if best is None or option[0] < best[0] - 1e-18:
+                    best = option
+        if best is None:
+            break
+        left -= best[3]
+        ranks[best[1]] = best[2]
+    return ranks

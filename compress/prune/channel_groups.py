@@ -66,7 +66,7 @@ def is_depthwise(layer: object) -> bool:
 
 
 def find_channel_groups(module: nn.Module, inputs: Mapping[str, Tensor]) -> list[ChannelGroup]:
-    """The channel groups of a module, in the order of its layers.
+    """Return the channel groups of a module, in the order of its layers.
 
     inputs: a batch. Channels that reach an output without a layer in between are in no group, nor are channels that are
     normalised across each other; of a network with attention, nor are those of its transformer blocks. Raises
@@ -82,12 +82,12 @@ def find_channel_groups(module: nn.Module, inputs: Mapping[str, Tensor]) -> list
             graph.build_dependency(
                 module, dict(inputs), forward_fn=lambda m, x: list(call(m, x).values()), verbose=False
             )
-        names: dict[Any, str] = {each: path for path, each in (*module.named_modules(), *module.named_parameters())}
+        names: dict[Any, str] = {part: path for path, part in (*module.named_modules(), *module.named_parameters())}
         try:
             listed = list(enumerate_groups(graph, convolutional=attends))
         except GroupTooLarge:
             listed = list(enumerate_groups(graph, convolutional=True))
-        found = [convert_group(items, names) for items in listed]
+        converted = [convert_group(items, names) for items in listed]
     except LaconicError:
         raise
     except Exception as error:  # Torch-Pruning does not know every operation, and says so in many ways
@@ -101,7 +101,7 @@ def find_channel_groups(module: nn.Module, inputs: Mapping[str, Tensor]) -> list
             parameter.requires_grad_(before)
     order = list(names.values())
     taken: dict[str, ChannelGroup] = {}
-    for group in found:
+    for group in converted:
         if group is not None:  # of two groups with the same first layer, one is named after another member
             name = group.members[0].path if group.name in taken else group.name
             taken[name] = replace(group, name=name)
@@ -128,7 +128,7 @@ class BoundedGroup(torch_pruning.dependency.group.Group):  # type: ignore[misc]
 
 @contextmanager
 def bounded_groups() -> Iterator[None]:
-    """Within the context, Torch-Pruning lists bounded groups."""
+    """Make Torch-Pruning list bounded groups within the context."""
     plain = torch_pruning.dependency.graph.Group
     torch_pruning.dependency.graph.Group = BoundedGroup
     try:
@@ -138,7 +138,7 @@ def bounded_groups() -> Iterator[None]:
 
 
 def enumerate_groups(graph: Any, *, convolutional: bool) -> Iterator[Sequence[Any]]:
-    """The items of each group of Torch-Pruning's dependency graph, as by its `get_all_groups`.
+    """Yield the items of each group of Torch-Pruning's dependency graph, as by its `get_all_groups`.
 
     convolutional: only of groups that convolutions compute and read. What may reach a transformer block by way of a
     reshaped image is not even listed: Torch-Pruning lists each pixel of each channel there, at every operation. For
@@ -155,8 +155,8 @@ def enumerate_groups(graph: Any, *, convolutional: bool) -> Iterator[Sequence[An
             items = graph.get_pruning_group(
                 layer, pruner.prune_out_channels, list(range(pruner.get_out_channels(layer)))
             ).items
-        seen.update(each.dep.target.module for each in items if graph.is_out_channel_pruning_fn(each.dep.handler))
-        if not convolutional or is_convolutional([each.dep.target.module for each in items]):
+        seen.update(item.dep.target.module for item in items if graph.is_out_channel_pruning_fn(item.dep.handler))
+        if not convolutional or is_convolutional([item.dep.target.module for item in items]):
             yield items
 
 
@@ -168,14 +168,14 @@ def reaches_block(node: Any, handler: Any) -> bool:
         node, handler = step = todo.pop()
         if step not in seen:
             seen.add(step)
-            todo += [(each.target, each.handler) for each in node.dependencies if each.is_triggered_by(handler)]
+            todo += [(other.target, other.handler) for other in node.dependencies if other.is_triggered_by(handler)]
     reached = [node for node, _ in seen]
-    reshaped = any(each.type == torch_pruning.ops.OPTYPE.RESHAPE for each in reached)
-    return reshaped and not is_convolutional([each.module for each in reached])
+    reshaped = any(other.type == torch_pruning.ops.OPTYPE.RESHAPE for other in reached)
+    return reshaped and not is_convolutional([other.module for other in reached])
 
 
 def convert_group(items: Sequence[Any], names: Mapping[Any, str]) -> ChannelGroup | None:
-    """A group of Torch-Pruning as a ChannelGroup; None if its channels cannot be removed."""
+    """Return a group of Torch-Pruning as a ChannelGroup; None if its channels cannot be removed."""
     members, shared = [], []
     width = len(items[0].idxs)
     for item in items:
@@ -193,10 +193,10 @@ def convert_group(items: Sequence[Any], names: Mapping[Any, str]) -> ChannelGrou
         members.append(GroupMember(names[layer], axis, tuple(map(tuple, places))))
         if axis != "both" and isinstance(layer, (*CONVOLUTIONS, *TRANSPOSED)) and layer.groups > 1:
             size = (layer.out_channels if axis == "out" else layer.in_channels) // layer.groups
-            shared.append([tuple(place // size for place in each) for each in places])
+            shared.append([tuple(place // size for place in entry) for entry in places])
     lanes: dict[tuple[Any, ...], list[int]] = {}
     for channel in range(width):
-        lanes.setdefault(tuple(each[channel] for each in shared), []).append(channel)
+        lanes.setdefault(tuple(entry[channel] for entry in shared), []).append(channel)
     makers = [member.path for member in members if member.axis != "in"]
     if not any(member.axis == "in" for member in members) or len({len(lane) for lane in lanes.values()}) > 1:
         return None
@@ -205,7 +205,7 @@ def convert_group(items: Sequence[Any], names: Mapping[Any, str]) -> ChannelGrou
 
 
 def find_axis(layer: object, handler: str) -> Axis:
-    """The axis of the layer that Torch-Pruning's pruning function of this name prunes."""
+    """Return the axis of the layer that Torch-Pruning's pruning function of this name prunes."""
     if isinstance(layer, (*PER_CHANNEL, nn.Parameter)) or is_depthwise(layer):
         return "both"
     return "out" if handler == "prune_out_channels" else "in"
@@ -232,28 +232,28 @@ def has_attention(roots: Sequence[Any]) -> bool:
         seen.add(node)
         if any(product in node.name() for product in PRODUCTS):
             return True
-        todo += [each for each, _ in node.next_functions if each is not None]
+        todo += [parent for parent, _ in node.next_functions if parent is not None]
     return False
 
 
 def get_layer(module: nn.Module, path: str) -> nn.Module | nn.Parameter:
-    """The layer or the parameter at a path."""
+    """Return the layer or the parameter at a path."""
     owner, _, name = path.rpartition(".")
-    found = getattr(module.get_submodule(owner), name) if name else module
-    assert isinstance(found, (nn.Module, nn.Parameter))
-    return found
+    layer = getattr(module.get_submodule(owner), name) if name else module
+    assert isinstance(layer, (nn.Module, nn.Parameter))
+    return layer
 
 
 def is_convolutional(layers: Sequence[Any]) -> bool:
     """Whether those of Torch-Pruning's layers that have weights are convolutions, and what acts on each channel."""
-    weighted = [each for each in layers if isinstance(each, nn.Parameter) or list(each.parameters())]
-    return all(isinstance(each, (*PER_CHANNEL, *CONVOLUTIONS, *TRANSPOSED)) for each in weighted)
+    weighted = [layer for layer in layers if isinstance(layer, nn.Parameter) or list(layer.parameters())]
+    return all(isinstance(layer, (*PER_CHANNEL, *CONVOLUTIONS, *TRANSPOSED)) for layer in weighted)
 
 
 def suggest_instead(module: nn.Module) -> str:
-    """The stages that prune a model whose channels cannot go."""
+    """Return the stages that prune a model whose channels cannot go."""
     try:
-        found = anatomy(module)
+        blocks = anatomy(module)
     except SourceError:
         return "factorize.low-rank, or prune.unstructured"
-    return " and ".join(f"prune.{kind}" for kind in found.sites[0])
+    return " and ".join(f"prune.{kind}" for kind in blocks.sites[0])

@@ -23,7 +23,7 @@ Removal = dict[str, RemovedChannels]
 
 
 def collect_removed(chosen: Iterable[tuple[ChannelGroup, Iterable[int]]]) -> Removal:
-    """What each layer loses when these channels of these groups are removed."""
+    """Return what each layer loses when these channels of these groups are removed."""
     removal: Removal = {}
     for group, channels in chosen:
         for member in group.members:
@@ -34,14 +34,14 @@ def collect_removed(chosen: Iterable[tuple[ChannelGroup, Iterable[int]]]) -> Rem
 
 
 def remaining_indices(count: int, removed: Iterable[int]) -> Tensor:
-    """The indices below `count` that are not removed, [n] int64."""
+    """Return the indices below `count` that are not removed, [n] int64."""
     stays = torch.ones(count, dtype=torch.bool)
     stays[sorted(removed)] = False
     return stays.nonzero().flatten()
 
 
 def channel_axis(parameter: Tensor) -> int:
-    """The axis of the channels of a parameter that belongs to no layer: the last that is longer than one."""
+    """Return the axis of the channels of a parameter that belongs to no layer: the last that is longer than one."""
     return max((axis for axis, size in enumerate(parameter.shape) if size > 1), default=0)
 
 
@@ -95,9 +95,9 @@ def shrink_convolution(layer: nn.Module, removed: RemovedChannels) -> None:
         groups, height, width = layer.groups, layer.out_channels // layer.groups, layer.in_channels // layer.groups
         parts = []
         for number in range(groups):
-            own = rows[rows // height == number]
+            outputs = rows[rows // height == number]
             inputs = columns[columns // width == number] - number * width
-            parts.append(weight[own][:, inputs])
+            parts.append(weight[outputs][:, inputs])
         if len({part.shape for part in parts}) > 1:
             raise RuntimeError("a grouped convolution whose groups would differ")
         weight = nn.Parameter(torch.cat(parts).contiguous(), requires_grad=weight.requires_grad)
@@ -108,7 +108,7 @@ def shrink_convolution(layer: nn.Module, removed: RemovedChannels) -> None:
 
 
 def select_indices(tensor: Tensor, axis: int, indices: Tensor) -> Tensor:
-    """These indices of a parameter or a buffer along an axis, as a parameter or a buffer."""
+    """Return these indices of a parameter or a buffer along an axis, as a parameter or a buffer."""
     some = tensor.detach().index_select(axis, indices.to(tensor.device)).contiguous()
     return nn.Parameter(some, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else some
 

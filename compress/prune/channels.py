@@ -11,9 +11,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from compress.criteria.criterion import NamedCriterion
-from compress.prune.channel_allocation import RankedGroup, allocate_channels
+from compress.prune.channel_allocation import RankedGroup, allocate_channels, measure_importance
 from compress.prune.channel_groups import NORMS, ChannelGroup, find_channel_groups, get_layer
-from compress.prune.channel_importance import measure_importance
 from compress.prune.channel_surgery import (
     Removal,
     collect_removed,
@@ -25,16 +24,15 @@ from compress.statistics.layer_inputs import forward_batches
 from compress.statistics.layer_weights import weight_matrix
 from compress.statistics.least_squares import is_refittable, refit_layers
 from compress.transformer.proof import TOLERANCE, relative_difference
-from compress.transformer.shapes import diff_sizes, read_sizes, resize_layers
+from compress.transformer.surgery import diff_sizes, read_sizes, resize_layers
 from laconic.artifacts.record import Record
 from laconic.data.dataset import Dataset
 from laconic.errors import PruningError, UsageError
-from laconic.hashing import environment_digest, hash_of
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.hooks import forward_hooks
 from laconic.models.layer_patterns import match_patterns
 from laconic.models.signature import call
-from laconic.recipes.stage import Property, TorchContext, TorchStage, dump_settings
+from laconic.recipes.stage import Property, TorchContext, TorchStage
 from laconic.tasks.task import Task
 from laconic.units import Share
 
@@ -76,8 +74,8 @@ class Channels(TorchStage):
     samples: int = Field(default=256, ge=1)
 
     def apply(self, checkpoint: Checkpoint, context: TorchContext) -> Checkpoint:
-        """The checkpoint with fewer channels. Raises UsageError if nothing can be pruned, RecipeError for a pattern
-        that matches nothing, PruningError where the proof fails."""
+        """Return the checkpoint with fewer channels. Raises UsageError if nothing can be pruned, RecipeError for a
+        pattern that matches nothing, PruningError where the proof fails."""
         pruner = ChannelPruner(self, checkpoint, context)
         with context.steps.step("prune channels", self.steps) as step:
             for number in range(1, self.steps + 1):
@@ -85,10 +83,9 @@ class Channels(TorchStage):
                 step.advance()
             before, after = count_parameters(checkpoint.module), count_parameters(pruner.module)
             step.note = f"{after / before:.0%} of {before} weights left, proved to {pruner.error:.1g}"
-        made = diff_sizes(read_sizes(checkpoint.module), read_sizes(pruner.module))
-        key = hash_of(context.key, checkpoint.key, "prune.channels", dump_settings(self), environment_digest())
+        structure = diff_sizes(read_sizes(checkpoint.module), read_sizes(pruner.module))
         figures = {"proof": pruner.error, "weights": float(after), "weights before": float(before)}
-        record = Record(stage="prune.channels", config=dump_settings(self), key=key, figures=figures, structure=made)
+        record = self.make_record("prune.channels", checkpoint, context, figures, structure)
         return checkpoint.after(record, pruner.module)
 
     @staticmethod
@@ -147,11 +144,11 @@ class ChannelPruner:
         self.remove([(group, orders[group.name][goals[group.name] :]) for group in free])
 
     def width_step(self, group: ChannelGroup) -> int:
-        """The number that a group's width is a multiple of."""
+        """Return the number that a group's width is a multiple of."""
         return math.lcm(self.stage.round_to, len(group.lanes))
 
     def target_width(self, group: ChannelGroup, share: float) -> int:
-        """How many channels a group is to keep, rounded up."""
+        """Return how many channels a group is to keep, rounded up."""
         step = self.width_step(group)
         return min(math.ceil(share * self.widths[group.name] / step - 1e-9) * step, group.width)
 
@@ -163,11 +160,11 @@ class ChannelPruner:
             return False  # some operation depends on the width
 
     def rank_channels(self, groups: Sequence[ChannelGroup]) -> list[list[int]]:
-        """The channels of each group in descending order of importance; lanes take turns."""
+        """Return the channels of each group in descending order of importance; lanes take turns."""
         task, seed = self.checkpoint.task, self.context.seed
-        found = measure_importance(self.criterion, self.module, task, self.dataset, groups, seed)
+        importances = measure_importance(self.criterion, self.module, task, self.dataset, groups, seed)
         ordered = []
-        for group, importance in zip(groups, found, strict=True):
+        for group, importance in zip(groups, importances, strict=True):
             lanes = [sorted(lane, key=lambda channel: (-float(importance[channel]), channel)) for lane in group.lanes]
             ordered.append([channel for rank in zip(*lanes, strict=True) for channel in rank])
         return ordered
@@ -192,9 +189,9 @@ class ChannelPruner:
         self.module = self.compensate(narrowed)
 
     def compensate(self, narrowed: nn.Module) -> nn.Module:
-        """The narrowed module, or one with refitted layers and recalibrated batch normalisation, whichever has the
-        highest fidelity."""
-        task, found = self.checkpoint.task, [narrowed]
+        """Return the narrowed module, or one with refitted layers and recalibrated batch normalisation, whichever has
+        the highest fidelity."""
+        task, candidates = self.checkpoint.task, [narrowed]
         if self.stage.compensate:
             original = self.checkpoint.module
             paths = [
@@ -205,33 +202,33 @@ class ChannelPruner:
             ]
             fitted = copy.deepcopy(narrowed)
             refit_layers(fitted, original, task, self.dataset, dict(zip(paths, paths, strict=True)), self.rows)
-            found.append(fitted)
+            candidates.append(fitted)
         if self.stage.recalibrate_batch_norm and any(isinstance(layer, NORMS) for layer in narrowed.modules()):
-            found += [recalibrate_batch_norm(module, task, self.dataset) for module in found]
-        return max(found, key=self.fidelity) if len(found) > 1 else narrowed
+            candidates += [recalibrate_batch_norm(module, task, self.dataset) for module in candidates]
+        return max(candidates, key=self.fidelity) if len(candidates) > 1 else narrowed
 
     def fidelity(self, module: nn.Module) -> float:
-        """The mean fidelity of a module's outputs to the original's."""
+        """Return the mean fidelity of a module's outputs to the original's."""
         return float(self.context.fidelity(replace(self.checkpoint, module=module)).mean())
 
 
 def prove_removal(module: nn.Module, removal: Removal, batch: Mapping[str, Tensor]) -> tuple[nn.Module, float]:
-    """The module without these channels, and the largest difference between its outputs and those of the module with
-    the channels masked, as a share of the largest output."""
+    """Return the module without these channels, and the largest difference between its outputs and those of the module
+    with the channels masked, as a share of the largest output."""
     masked, narrowed = copy.deepcopy(module), copy.deepcopy(module)
     mask_channels(masked, removal)
     remove_channels(narrowed, removal)
     with torch.no_grad():
-        expected, found = call(masked, batch), call(narrowed, batch)
+        expected, outputs = call(masked, batch), call(narrowed, batch)
     error = 0.0
     for name, output in expected.items():
-        difference = relative_difference(output, found[name])
+        difference = relative_difference(output, outputs[name])
         error = max(error, math.inf if math.isnan(difference) else difference)
     return narrowed, error
 
 
 def execution_order(module: nn.Module, batch: Mapping[str, Tensor]) -> list[str]:
-    """The paths of the layers with parameters, in the order in which they run."""
+    """Return the paths of the layers with parameters, in the order in which they run."""
     order: dict[str, None] = {}
 
     def record(path: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -246,7 +243,7 @@ def execution_order(module: nn.Module, batch: Mapping[str, Tensor]) -> list[str]
 
 @torch.no_grad()
 def recalibrate_batch_norm(module: nn.Module, task: Task, dataset: Dataset) -> nn.Module:
-    """A copy whose batch normalisation layers have the statistics of these samples."""
+    """Return a copy whose batch normalisation layers have the statistics of these samples."""
     module = copy.deepcopy(module)
     norms = [layer for layer in module.modules() if isinstance(layer, NORMS) and layer.track_running_stats]
     momenta = [layer.momentum for layer in norms]
@@ -263,5 +260,5 @@ def recalibrate_batch_norm(module: nn.Module, task: Task, dataset: Dataset) -> n
 
 
 def count_parameters(module: nn.Module) -> int:
-    """The number of parameters of a module."""
+    """Return the number of parameters of a module."""
     return sum(parameter.numel() for parameter in module.parameters())

@@ -15,9 +15,8 @@ from compress.transformer.refit_blocks import find_target, refit_blocks
 from compress.transformer.surgery import BLOCKS, keep_blocks
 from laconic.artifacts.record import Record
 from laconic.errors import RecipeError
-from laconic.hashing import environment_digest, hash_of
 from laconic.models.checkpoint import Checkpoint
-from laconic.recipes.stage import Property, TorchContext, TorchStage, dump_settings
+from laconic.recipes.stage import Property, TorchContext, TorchStage
 
 
 class Layers(TorchStage):
@@ -38,15 +37,15 @@ class Layers(TorchStage):
     samples: Annotated[int, Field(ge=1)] = 1024
 
     def apply(self, checkpoint: Checkpoint, context: TorchContext) -> Checkpoint:
-        """The checkpoint with fewer blocks. Raises SourceError for an unknown architecture, RecipeError if no block
-        would be left or a block does not exist, PruningError where the proof fails."""
+        """Return the checkpoint with fewer blocks. Raises SourceError for an unknown architecture, RecipeError if no
+        block would be left or a block does not exist, PruningError where the proof fails."""
         context = replace(context, calibrate=context.calibrate.take(self.samples, context.seed))
-        found = anatomy(checkpoint.module)
-        count = len(found.sites)
+        blocks = anatomy(checkpoint.module)
+        count = len(blocks.sites)
         kept = self.remaining(count) if self.drop is not None else self.select(checkpoint, context, count)
         gone = [index for index in range(count) if index not in kept]
         module = copy_with_blocks(checkpoint.module, kept)
-        paths = [found.block(index) for index in gone]
+        paths = [blocks.block(index) for index in gone]
         error = prove(
             checkpoint.module,
             lambda: skip_blocks(checkpoint.module, paths),
@@ -54,20 +53,12 @@ class Layers(TorchStage):
             context.task,
             context.calibrate,
         )
-        config = dump_settings(self)
-        record = Record(
-            stage="prune.layers",
-            config=config,
-            key=hash_of(
-                context.key, checkpoint.key, "prune.layers", config, environment_digest(), context.calibrate.fingerprint
-            ),
-            figures={"blocks": float(len(kept)), "blocks before": float(count), "proof": error},
-            structure={BLOCKS: kept},
-        )
+        figures = {"blocks": float(len(kept)), "blocks before": float(count), "proof": error}
+        record = self.make_record("prune.layers", checkpoint, context, figures, {BLOCKS: kept})
         if self.compensate and gone:
-            original, blocks = find_target(checkpoint, context)
+            original, counterparts = find_target(checkpoint, context)
             batches = list(forward_batches(context.task, context.calibrate))
-            refit_blocks(module, original, [blocks[index] for index in kept], batches, ("heads", "ffn"))
+            refit_blocks(module, original, [counterparts[index] for index in kept], batches, ("heads", "ffn"))
         return checkpoint.after(record, module)
 
     @staticmethod
@@ -76,7 +67,7 @@ class Layers(TorchStage):
         keep_blocks(module, record.structure[BLOCKS])
 
     def remaining(self, count: int) -> list[int]:
-        """The blocks that stay when those of `drop` are removed. Raises RecipeError."""
+        """Return the blocks that stay when those of `drop` are removed. Raises RecipeError."""
         gone = set(self.drop or ())
         if not gone <= set(range(count)) or len(gone) == count:
             raise RecipeError(
@@ -85,8 +76,8 @@ class Layers(TorchStage):
         return [index for index in range(count) if index not in gone]
 
     def select(self, checkpoint: Checkpoint, context: TorchContext, count: int) -> list[int]:
-        """The blocks that stay when blocks are removed greedily by the fidelity of the output without them (as in Men
-        et al., ShortGPT, 2024, who score blocks by the similarity of their input and output)."""
+        """Return the blocks that stay when blocks are removed greedily by the fidelity of the output without them (as
+        in Men et al., ShortGPT, 2024, who score blocks by the similarity of their input and output)."""
         least = round(count * self.keep)
         if least < 1:
             raise RecipeError(f"keep: {self.keep} of {count} blocks leaves none. Keep at least {1 / count:.2g}")
@@ -94,7 +85,7 @@ class Layers(TorchStage):
         while len(kept) > least:
             scores = {}
             for index in kept:
-                left = [each for each in kept if each != index]
+                left = [other for other in kept if other != index]
                 smaller = replace(checkpoint, module=copy_with_blocks(checkpoint.module, left))
                 scores[index] = float(context.fidelity(smaller).mean())
             kept.remove(max(kept, key=lambda index: scores[index]))
@@ -102,7 +93,7 @@ class Layers(TorchStage):
 
 
 def copy_with_blocks(module: nn.Module, kept: Sequence[int]) -> nn.Module:
-    """A copy of a module with these blocks only."""
+    """Return a copy of a module with these blocks only."""
     copied = copy.deepcopy(module)
     keep_blocks(copied, kept)
     return copied

@@ -1,29 +1,73 @@
-"""Sparsification of a model's layers: choosing the zeros, compensating for them, counting them."""
+"""Sparsification, and the base of its stages: selecting the layers, choosing the zeros, compensating for them, counting
+them."""
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
-from compress.criteria.criterion import Criterion, LayerStatistics, collect_statistics
+from compress.criteria.criterion import Criterion, LayerStatistics, NamedCriterion, collect_statistics
 from compress.criteria.sparsegpt import SparseGpt
-from compress.prune.execution_order import group_by_input, iterate_moments
-from compress.prune.layer_selection import LayerSelection
 from compress.prune.sparsity_pattern import FixedMask, SparsityPattern
 from compress.statistics.layer_inputs import forward_batches
-from compress.statistics.layer_weights import weight_matrix, write_weight
-from compress.statistics.moments import Moments
+from compress.statistics.layer_weights import count_uses, weight_matrix, write_weight
+from compress.statistics.moments import Moments, group_by_input, iterate_moments
 from compress.statistics.optimal_brain_compression import compress_columns
+from laconic.artifacts.record import Record
 from laconic.data.dataset import Dataset
+from laconic.errors import RecipeError
+from laconic.models.checkpoint import Checkpoint
+from laconic.models.layer_patterns import match_patterns
+from laconic.recipes.stage import Property, TorchContext, TorchStage
 from laconic.tasks.task import Task
+
+KEPT = "the recipe keeps it"
+TIED = "its weight is tied to another module's"
 
 IDLE = "no sample runs through it"
 
 InputOrder = Callable[[nn.Module], Tensor | None]
 """A permutation of a layer's inputs, [in] int64, that makes the inputs of one pattern group adjacent; None for their
 own order."""
+
+
+@dataclass(frozen=True)
+class LayerSelection:
+    """paths: of the layers that are sparsified, in the order of the module. skipped: the reasons why others are not, by
+    path."""
+
+    paths: tuple[str, ...]
+    skipped: dict[str, str]
+
+    def without(self, skipped: Mapping[str, str]) -> "LayerSelection":
+        """Return the selection without these layers. Raises RecipeError if none is left."""
+        paths = tuple(path for path in self.paths if path not in skipped)
+        if not paths:
+            reasons = "; ".join(f"{path}: {reason}" for path, reason in list(skipped.items())[:3])
+            raise RecipeError(f"no layer is left to prune: {reasons}. Name other layers")
+        return LayerSelection(paths, {**self.skipped, **skipped})
+
+
+def select_layers(module: nn.Module, layers: Sequence[str], keep: Sequence[str]) -> LayerSelection:
+    """Return the linear and convolutional layers that a pattern of `layers` names and none of `keep`.
+
+    A layer whose weight is tied to another module's, such as a language model's head to its embedding, is skipped.
+    Raises RecipeError for a pattern that names no layer, or if none is left.
+    """
+    candidates = {
+        path: layer for path, layer in module.named_modules() if isinstance(layer, (nn.Linear, nn.Conv2d, Conv1D))
+    }
+    named = match_patterns(candidates, layers, "layers")
+    uses = count_uses(module)
+    tied = {path: TIED for path, layer in candidates.items() if uses[id(layer.weight)] > 1 and path in named}
+    kept = match_patterns(candidates, keep, "keep")
+    skipped = tied | {path: KEPT for path in candidates if path in kept}
+    return LayerSelection(tuple(path for path in candidates if path in named), {}).without(skipped)
 
 
 @torch.no_grad()
@@ -48,9 +92,9 @@ def sparsify(
     ):
         layer = module.get_submodule(path)
         places = order(layer)
-        given = statistics if places is None else reorder_inputs(statistics, places)
-        found = prune_weight(given, patterns[path], criterion, update=update)
-        write_weight(layer, found if places is None else found[:, places.argsort()])
+        ordered = statistics if places is None else reorder_inputs(statistics, places)
+        weight = prune_weight(ordered, patterns[path], criterion, update=update)
+        write_weight(layer, weight if places is None else weight[:, places.argsort()])
 
 
 def iterate_statistics(
@@ -63,7 +107,7 @@ def iterate_statistics(
     update: bool,
     seed: int,
 ) -> Iterator[tuple[str, LayerStatistics]]:
-    """(path, statistics) of each layer, in execution order where moments are needed."""
+    """Yield (path, statistics) of each layer, in execution order where moments are needed."""
     plain: dict[str, LayerStatistics] = {}
     if "moments" not in criterion.needs:
         plain = collect_statistics(criterion, module, task, dataset, paths, seed=seed)
@@ -82,22 +126,22 @@ def needs_inputs(criterion: Criterion, *, update: bool) -> bool:
 
 
 def skip_idle_layers(module: nn.Module, task: Task, dataset: Dataset, selection: LayerSelection) -> LayerSelection:
-    """The selection without layers that do not run and therefore have no statistics. Raises RecipeError if none is
-    left."""
+    """Return the selection without layers that do not run and therefore have no statistics. Raises RecipeError if none
+    is left."""
     groups = group_by_input(module, next(forward_batches(task, dataset)), selection.paths)
     run = {path for group in groups for path in group.paths}
     return selection.without({path: IDLE for path in selection.paths if path not in run})
 
 
 def score_nonzero(criterion: Criterion, statistics: LayerStatistics) -> Tensor:
-    """The scores, [out, in]; those of zeros are below all others."""
+    """Return the scores, [out, in]; those of zeros are below all others."""
     return criterion.score(statistics).masked_fill(statistics.weight == 0, -1.0)
 
 
 def prune_weight(
     statistics: LayerStatistics, pattern: SparsityPattern, criterion: Criterion, *, update: bool
 ) -> Tensor:
-    """The sparse weight, [out, in]."""
+    """Return the sparse weight, [out, in]."""
     weight, moments = statistics.weight, statistics.moments if update else None
     if moments and isinstance(criterion, SparseGpt):
         return prune_columns(weight, moments.gram, pattern)
@@ -106,8 +150,8 @@ def prune_weight(
 
 
 def prune_columns(weight: Tensor, gram: Tensor, pattern: SparsityPattern) -> Tensor:
-    """The sparse weight [out, in], the remaining weights compensating for the zeros (Frantar & Alistarh, SparseGPT:
-    Massive Language Models Can Be Accurately Pruned in One-Shot, 2023).
+    """Return the sparse weight [out, in], the remaining weights compensating for the zeros (Frantar & Alistarh,
+    SparseGPT: Massive Language Models Can Be Accurately Pruned in One-Shot, 2023).
 
     gram: the sum of x xT, [in, in]. Zeros stay zero. The pattern is given SparseGPT's scores of the weights as they
     have been adjusted by then; its span divides the block of the recursion.
@@ -126,7 +170,7 @@ def prune_columns(weight: Tensor, gram: Tensor, pattern: SparsityPattern) -> Ten
 
 
 def reorder_inputs(statistics: LayerStatistics, places: Tensor) -> LayerStatistics:
-    """The statistics with the inputs in another order."""
+    """Return the statistics with the inputs in another order."""
     moments = statistics.moments
     return LayerStatistics(
         statistics.weight[:, places],
@@ -137,8 +181,8 @@ def reorder_inputs(statistics: LayerStatistics, places: Tensor) -> LayerStatisti
 
 
 def measure_sparsity(module: nn.Module, selection: LayerSelection) -> tuple[dict[str, float], dict[str, Any]]:
-    """The figures and the structure of a record: the sparsity of all selected layers together, of the whole model, and
-    of each layer; and the reasons why other layers were skipped."""
+    """Return the figures and the structure of a record: the sparsity of all selected layers together, of the whole
+    model, and of each layer; and the reasons why other layers were skipped."""
     layers = {path: weight_matrix(module.get_submodule(path)) for path in selection.paths}
     zeros = {path: int((weight == 0).sum()) for path, weight in layers.items()}
     total = sum(weight.numel() for weight in layers.values())
@@ -147,3 +191,45 @@ def measure_sparsity(module: nn.Module, selection: LayerSelection) -> tuple[dict
     figures = {"sparsity": sum(zeros.values()) / total, "sparsity of the model": zero_parameters / parameters}
     sparsities = {path: zeros[path] / weight.numel() for path, weight in layers.items()}
     return figures, {"layers": sparsities, "left": dict(selection.skipped)}
+
+
+class SparsityStage(TorchStage):
+    """Makes single weights of linear and convolutional layers zero; the layers keep their sizes.
+
+    criterion: the importance criterion. update: whether the remaining weights of a layer compensate for the zeros, as
+    in SparseGPT; by default only with its own criterion. layers: paths or patterns of the layers to sparsify; keep: of
+    layers to leave alone, whatever `layers` says. samples: how many calibration samples to use.
+    """
+
+    makes: ClassVar[frozenset[Property]] = frozenset({"zeros"})
+    breaks: ClassVar[frozenset[Property]] = frozenset({"ranges"})
+    lossy = True
+
+    criterion: NamedCriterion = NamedCriterion(name="sparsegpt")
+    update: Literal["none", "sparsegpt"] | None = None
+    layers: tuple[str, ...] = ("*",)
+    keep: tuple[str, ...] = ()
+    samples: int = Field(default=128, ge=1)
+
+    @property
+    def importance_criterion(self) -> Criterion:
+        """The criterion with its settings."""
+        return self.criterion.make_criterion()
+
+    @property
+    def compensates(self) -> bool:
+        """Whether the remaining weights compensate for the zeros."""
+        return isinstance(self.importance_criterion, SparseGpt) if self.update is None else self.update == "sparsegpt"
+
+    def prepare(self, checkpoint: Checkpoint, context: TorchContext) -> tuple[Checkpoint, Dataset, LayerSelection]:
+        """Return a copy of the checkpoint to change, the calibration samples, and the layers. Raises RecipeError."""
+        copied = replace(checkpoint, module=copy.deepcopy(checkpoint.module))
+        dataset = context.calibrate.take(self.samples, context.seed)
+        selection = select_layers(copied.module, self.layers, self.keep)
+        if needs_inputs(self.importance_criterion, update=self.compensates):
+            selection = skip_idle_layers(copied.module, context.task, dataset, selection)
+        return copied, dataset, selection
+
+    @staticmethod
+    def rebuild(module: nn.Module, record: Record) -> None:
+        """Do nothing: zeros change no structure."""

@@ -22,7 +22,8 @@ class SparsityPattern(ABC):
 
     @abstractmethod
     def select_zeros(self, scores: Tensor, start: int = 0) -> Tensor:
-        """The zeros among the inputs from `start` on, bool [out, width]. scores: of these inputs, [out, width]."""
+        """Return the zeros among the inputs from `start` on, bool [out, width]. scores: of these inputs, [out,
+        width]."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,12 @@ class EvenSparsity(SparsityPattern):
 
     def select_zeros(self, scores: Tensor, start: int = 0) -> Tensor:
         outputs, width = scores.shape
-        each, over = divmod(self.count, self.width)
-        count = each * width + int(spread_evenly(over, self.width)[start : start + width].sum())
+        share, over = divmod(self.count, self.width)
+        count = share * width + int(spread_evenly(over, self.width)[start : start + width].sum())
         if not self.rows:
             return select_lowest([scores], count)[0]
-        each, over = divmod(count, outputs)
-        counts = (each + spread_evenly(over, outputs).long()).to(scores.device)
+        share, over = divmod(count, outputs)
+        counts = (share + spread_evenly(over, outputs).long()).to(scores.device)
         return scores.argsort(dim=1, stable=True).argsort(dim=1) < counts[:, None]
 
 
@@ -70,26 +71,28 @@ class TwoOfFour(SparsityPattern):
 
 
 def select_lowest(scores: Sequence[Tensor], count: int) -> list[Tensor]:
-    """Masks of the `count` lowest of all scores, bool, one for each tensor; among equal scores the first ones."""
+    """Return masks of the `count` lowest of all scores, bool, one for each tensor; among equal scores the first
+    ones."""
     if count == 0:
-        return [torch.zeros_like(each, dtype=torch.bool) for each in scores]
-    edge = torch.cat([each.flatten() for each in scores]).kthvalue(count).values
-    left = count - sum(int((each < edge).sum()) for each in scores)
-    found = []
-    for each in scores:
-        equal = each == edge
-        first = equal & (equal.flatten().cumsum(0).view_as(each) <= left)
+        return [torch.zeros_like(part, dtype=torch.bool) for part in scores]
+    edge = torch.cat([part.flatten() for part in scores]).kthvalue(count).values
+    left = count - sum(int((part < edge).sum()) for part in scores)
+    masks = []
+    for part in scores:
+        equal = part == edge
+        first = equal & (equal.flatten().cumsum(0).view_as(part) <= left)
         left -= int(first.sum())
-        found.append((each < edge) | first)
-    return found
+        masks.append((part < edge) | first)
+    return masks
 
 
 def spread_evenly(count: int, size: int) -> Tensor:
-    """A mask of `count` of `size` places, bool [size], spread evenly by the golden ratio; nested for rising counts."""
+    """Return a mask of `count` of `size` places, bool [size], spread evenly by the golden ratio; nested for rising
+    counts."""
     return (torch.arange(size, dtype=torch.float64) * GOLDEN % 1).argsort(stable=True).argsort() < count
 
 
 def split_count(sizes: Sequence[int], share: float) -> list[int]:
-    """How many of each part add up to the share of all, to the nearest integer."""
+    """Return how many of each part add up to the share of all, to the nearest integer."""
     # Halves are rounded up, so that no part of n gives more than n.
     return [b - a for a, b in pairwise(floor(share * size + 0.5) for size in accumulate(sizes, initial=0))]

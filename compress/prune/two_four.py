@@ -3,9 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from compress.prune.sparsity import sparsify
+from compress.prune.sparsity import SparsityStage, measure_sparsity, sparsify
 from compress.prune.sparsity_pattern import TwoOfFour
-from compress.prune.sparsity_stage import SparsityStage
 from compress.statistics.layer_weights import weight_matrix
 from export.lint.sparsity_rules import LEAST_CHANNELS
 from laconic.models.checkpoint import Checkpoint
@@ -24,15 +23,15 @@ class TwoFour(SparsityStage):
     """
 
     def apply(self, checkpoint: Checkpoint, context: TorchContext) -> Checkpoint:
-        own, dataset, selection = self.prepare(checkpoint, context)
-        layers = {path: own.module.get_submodule(path) for path in selection.paths}
+        copied, dataset, selection = self.prepare(checkpoint, context)
+        layers = {path: copied.module.get_submodule(path) for path in selection.paths}
         odd = {path: count_channels(layer)[0] for path, layer in layers.items() if count_channels(layer)[0] % 4}
         selection = selection.without({path: f"its {count} inputs are no multiple of 4" for path, count in odd.items()})
         few = [path for path in selection.paths if min(count_channels(layers[path])) < LEAST_CHANNELS]
         with context.steps.step("prune two of every four weights", len(selection.paths)) as step:
             patterns = {path: TwoOfFour() for path in selection.paths}
             sparsify(
-                own.module,
+                copied.module,
                 context.task,
                 dataset,
                 patterns,
@@ -48,11 +47,12 @@ class TwoFour(SparsityStage):
                 f"kernels: {', '.join(few[:NAMED])}{', ...' if len(few) > NAMED else ''}. Measure, or name them in "
                 "`keep`"
             )
-        return checkpoint.after(self.record(NAME, checkpoint, own.module, selection, context), own.module)
+        record = self.make_record(NAME, checkpoint, context, *measure_sparsity(copied.module, selection))
+        return checkpoint.after(record, copied.module)
 
 
 def count_channels(layer: nn.Module) -> tuple[int, int]:
-    """The inputs and outputs of a layer: features, or channels of one group of a convolution."""
+    """Return the inputs and outputs of a layer: features, or channels of one group of a convolution."""
     if isinstance(layer, nn.Conv2d):
         return layer.in_channels // layer.groups, layer.out_channels // layer.groups
     outputs, inputs = weight_matrix(layer).shape
@@ -60,7 +60,8 @@ def count_channels(layer: nn.Module) -> tuple[int, int]:
 
 
 def channels_innermost(layer: nn.Module) -> Tensor | None:
-    """The order of a convolution's inputs [channels x kernel] with the channels of one kernel position side by side."""
+    """Return the order of a convolution's inputs [channels x kernel] with the channels of one kernel position side by
+    side."""
     if not isinstance(layer, nn.Conv2d):
         return None
     return torch.arange(layer.weight[0].numel()).view(layer.weight.shape[1], -1).T.flatten()

@@ -1,4 +1,4 @@
-"""The base of the stages that prune attention heads and FFN units: units of a block that one layer consumes."""
+"""Pruning of attention heads and FFN units: units of a block that one layer consumes."""
 
 import copy
 from abc import abstractmethod
@@ -13,17 +13,14 @@ from compress.criteria.criterion import NamedCriterion, collect_statistics
 from compress.statistics.layer_inputs import forward_batches
 from compress.statistics.least_squares import NormalEquations, RegressionSums
 from compress.transformer.anatomy import Site, UnitKind, anatomy
-from compress.transformer.elimination import RIDGE, eliminate_units, rank_units
 from compress.transformer.proof import broken_cut, mask_units, prove
 from compress.transformer.refit_blocks import SelectUnits, find_target, refit_blocks
-from compress.transformer.shapes import read_sizes
-from compress.transformer.surgery import describe_structure, keep_units, replay_structure, update_config
-from compress.transformer.unit_allocation import allocate_units, measure_curves
+from compress.transformer.surgery import describe_structure, keep_units, read_sizes, replay_structure, update_config
+from compress.transformer.unit_allocation import RIDGE, allocate_units, eliminate_units, measure_curves, rank_units
 from laconic.artifacts.record import Record
 from laconic.errors import RecipeError
-from laconic.hashing import environment_digest, hash_of
 from laconic.models.checkpoint import Checkpoint
-from laconic.recipes.stage import Property, TorchContext, TorchStage, dump_settings
+from laconic.recipes.stage import Property, TorchContext, TorchStage
 
 
 class UnitPruning(TorchStage):
@@ -53,8 +50,8 @@ class UnitPruning(TorchStage):
         """The number of a block's units that stays is a multiple of this."""
 
     def apply(self, checkpoint: Checkpoint, context: TorchContext) -> Checkpoint:
-        """The checkpoint with fewer units. Raises SourceError for an unknown architecture, RecipeError for a share that
-        leaves a block without units, PruningError where the proof fails."""
+        """Return the checkpoint with fewer units. Raises SourceError for an unknown architecture, RecipeError for a
+        share that leaves a block without units, PruningError where the proof fails."""
         context = replace(context, calibrate=context.calibrate.take(self.samples, context.seed))
         totals = [site.units for site in anatomy(checkpoint.module).of(self.units)]
         module, error = checkpoint.module, 0.0
@@ -65,12 +62,12 @@ class UnitPruning(TorchStage):
                 step.advance()
         update_config(module)
         left = anatomy(module).of(self.units)
-        name, config = f"prune.{self.units}", dump_settings(self)
-        key = hash_of(context.key, checkpoint.key, name, config, environment_digest(), context.calibrate.fingerprint)
-        stay = sum(site.units for site in left)
-        figures = {"proof": error, "units": float(stay), "units before": float(sum(totals))}
-        made = describe_structure(read_sizes(checkpoint.module), module, left)
-        return checkpoint.after(Record(stage=name, config=config, key=key, figures=figures, structure=made), module)
+        remaining = sum(site.units for site in left)
+        figures = {"proof": error, "units": float(remaining), "units before": float(sum(totals))}
+        structure = describe_structure(read_sizes(checkpoint.module), module, left)
+        return checkpoint.after(
+            self.make_record(f"prune.{self.units}", checkpoint, context, figures, structure), module
+        )
 
     @staticmethod
     def rebuild(module: nn.Module, record: Record) -> None:
@@ -80,7 +77,7 @@ class UnitPruning(TorchStage):
     def prune_step(
         self, checkpoint: Checkpoint, context: TorchContext, totals: Sequence[int], number: int
     ) -> tuple[nn.Module, float]:
-        """A copy of the module after pruning step `number`, and the error of its proof."""
+        """Return a copy of the module after pruning step `number`, and the error of its proof."""
         share = 1 - (1 - self.keep) * number / self.steps
         counts = self.counts(checkpoint, context, totals, share)
         module = copy.deepcopy(checkpoint.module)
@@ -95,16 +92,16 @@ class UnitPruning(TorchStage):
         return module, self.proof(checkpoint.module, kept, context)
 
     def counts(self, checkpoint: Checkpoint, context: TorchContext, totals: Sequence[int], share: float) -> list[int]:
-        """How many units of each block stay. Raises RecipeError if a block would have none."""
+        """Return how many units of each block stay. Raises RecipeError if a block would have none."""
         present = anatomy(checkpoint.module).of(self.units)
-        wanted = [min(round(total * share / self.multiple) * self.multiple, total) for total in totals]
-        if min(wanted) < 1:
+        targets = [min(round(total * share / self.multiple) * self.multiple, total) for total in totals]
+        if min(targets) < 1:
             raise RecipeError(
                 f"keep: {self.keep} of {min(totals)} units leaves none, in multiples of {self.multiple}. Keep more, or "
                 f"drop whole blocks (prune.layers)"
             )
-        if self.allocate == "uniform" or sum(wanted) == sum(site.units for site in present):
-            return [min(count, site.units) for count, site in zip(wanted, present, strict=True)]
+        if self.allocate == "uniform" or sum(targets) == sum(site.units for site in present):
+            return [min(count, site.units) for count, site in zip(targets, present, strict=True)]
         probe = replace(checkpoint, module=copy.deepcopy(checkpoint.module))
         curves = measure_curves(
             probe.module,
@@ -113,10 +110,10 @@ class UnitPruning(TorchStage):
             context.calibrate,
             lambda module: 1 - float(context.fidelity(replace(probe, module=module)).mean()),
         )
-        return allocate_units(curves, sum(wanted), self.multiple)
+        return allocate_units(curves, sum(targets), self.multiple)
 
     def make_selector(self, checkpoint: Checkpoint, context: TorchContext, counts: Sequence[int]) -> SelectUnits:
-        """The function that chooses the units of a site that stay."""
+        """Return the function that chooses the units of a site that stay."""
         orders = self.rank(checkpoint, context, self.criterion) if self.criterion else {}
 
         def select(site: Site, weight: Tensor, sums: RegressionSums, *, biased: bool) -> Sequence[int]:
@@ -131,7 +128,7 @@ class UnitPruning(TorchStage):
         return select
 
     def rank(self, checkpoint: Checkpoint, context: TorchContext, named: NamedCriterion) -> dict[str, Sequence[int]]:
-        """The units of each site in ascending order of the criterion's scores of the consumer's weights."""
+        """Return the units of each site in ascending order of the criterion's scores of the consumer's weights."""
         criterion = named.make_criterion()
         sites = anatomy(checkpoint.module).of(self.units)
         statistics = collect_statistics(
@@ -151,3 +148,26 @@ class UnitPruning(TorchStage):
         for site, units in sites.values():
             keep_units(smaller, site, units)
         return prove(larger, lambda: mask_units(larger, sites), smaller, context.task, context.calibrate)
+
+
+class Heads(UnitPruning):
+    """Prune attention heads; of query heads that share keys and values, all or none."""
+
+    units: ClassVar[UnitKind] = "heads"
+
+    @property
+    def multiple(self) -> int:
+        return 1
+
+
+class Ffn(UnitPruning):
+    """Prune FFN units. round_to: the width that stays is a multiple of this, for the hardware's kernels."""
+
+    units: ClassVar[UnitKind] = "ffn"
+    renamed: ClassVar[Mapping[str, str]] = {"multiple": "round_to"}
+
+    round_to: Annotated[int, Field(ge=1)] = 32
+
+    @property
+    def multiple(self) -> int:
+        return self.round_to

@@ -11,8 +11,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, shape_inference
 
-from compress.quantize.channel_statistics import ChannelStatistics
-from compress.quantize.histogram import Histogram
+from compress.quantize.tensor_statistics import ChannelStatistics, Histogram
 from laconic.arrays import Arrays
 from laconic.data.batches import batches
 from laconic.data.dataset import Dataset
@@ -70,7 +69,7 @@ def draw_calibration_samples(context: Context, count: int) -> list[Dataset]:
 
 
 def single_sample_batches(datasets: Sequence[Dataset], task: Task) -> Iterator[Arrays]:
-    """The samples in batches of one, so that no padding is observed and lengths may vary."""
+    """Yield the samples in batches of one, so that no padding is observed and lengths may vary."""
     for dataset in datasets:
         for _, batch in batches(dataset, task, 1):
             yield batch
@@ -85,11 +84,13 @@ def observe_activations(
     outputs, which is written to `folder`. seed: of the rows that are sampled. counted: whether the histograms are
     filled, or keep the minimum and maximum alone. Raises DataError if there is no batch.
     """
-    names, model = expose_tensors(graph)
+    model = onnx.load(graph.path)
+    names = find_quantizable_tensors(model)
     histograms = {name: Histogram(counted=counted) for name in names}
     channels = {layer.input: ChannelStatistics(seed) for layer in graph.layers if layer.kind == "MatMul"}
     ran = False
-    with runtime.open(write_model(model, folder), threads=cores()) as session:
+    path = write_with_outputs(model, names, folder / "calibrate.onnx")
+    with runtime.open(path, threads=cores()) as session:
         for batch in batches:
             outputs = session.run(batch)
             for name, histogram in histograms.items():
@@ -107,29 +108,25 @@ def observe_activations(
     return ActivationStatistics(histograms, channels)
 
 
-def expose_tensors(graph: Graph) -> tuple[list[str], onnx.ModelProto]:
-    """The names of the quantizable tensors, and the graph with each of them as an output."""
-    model = onnx.load(graph.path)
+def find_quantizable_tensors(model: onnx.ModelProto) -> list[str]:
+    """Find the float tensors that quantizable nodes read or write, by name, in the order of the nodes."""
     inferred = shape_inference.infer_shapes(model, data_prop=True).graph
     floats = {
         value.name
         for value in (*inferred.value_info, *inferred.input, *inferred.output)
         if value.type.tensor_type.elem_type == TensorProto.FLOAT
     }
-    names = []
-    for node in model.graph.node:
-        if node.op_type in QUANTIZABLE:
-            names += [name for name in (*node.input, *node.output) if name in floats]
-    names = list(dict.fromkeys(names))
+    nodes = [node for node in model.graph.node if node.op_type in QUANTIZABLE]
+    return list(dict.fromkeys(name for node in nodes for name in (*node.input, *node.output) if name in floats))
+
+
+def write_with_outputs(model: onnx.ModelProto, tensors: Iterable[str], path: Path) -> Path:
+    """Write a graph with these tensors as additional outputs; returns the path."""
+    exposed = onnx.ModelProto()
+    exposed.CopyFrom(model)
     outputs = {value.name for value in model.graph.output}
-    model.graph.output.extend(
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names if name not in outputs
+    exposed.graph.output.extend(
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in tensors if name not in outputs
     )
-    return names, model
-
-
-def write_model(model: onnx.ModelProto, folder: Path) -> Path:
-    """Write the graph with additional outputs; returns its path."""
-    path = folder / "calibrate.onnx"
-    onnx.save(model, path)
+    onnx.save(exposed, path)
     return path

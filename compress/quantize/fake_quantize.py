@@ -50,7 +50,7 @@ class LearnedRange(nn.Module):
         return Range(low, high)
 
     def forward(self, values: Tensor) -> Tensor:
-        """Quantized and dequantized values, of the same shape and dtype."""
+        """Return quantized and dequantized values, of the same shape and dtype."""
         low, high = scale_gradient(self.ends, 1 / sqrt(values.numel() * LEVELS)).unbind()
         step = ((high - low) / LEVELS).clamp(min=1e-30)
         zero = round_ste(-low / step).clamp(0, LEVELS)
@@ -64,7 +64,7 @@ def round_ste(values: Tensor) -> Tensor:
 
 
 def scale_gradient(values: Tensor, share: float) -> Tensor:
-    """The same values with a share of the gradient: many values contribute to the gradient of one range."""
+    """Return the same values with a share of the gradient: many values contribute to the gradient of one range."""
     return values * share + (values * (1 - share)).detach()
 
 
@@ -76,7 +76,7 @@ def fake_quantize_weight(weight: Tensor, axis: int) -> Tensor:
 
 
 def find_operation(layer: nn.Module) -> Operation | None:
-    """The function of input and weight that a layer computes; None for a layer that is not quantized."""
+    """Return the function of input and weight that a layer computes; None for a layer that is not quantized."""
     if isinstance(layer, Conv1D):
         return lambda x, w: x @ w + layer.bias
     if type(layer) is nn.Linear:

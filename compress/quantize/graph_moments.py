@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
 
+from compress.quantize.calibration import write_with_outputs
 from compress.quantize.im2col import Im2Col
 from laconic.arrays import Array, Arrays
 from laconic.hardware import cores
@@ -36,7 +36,7 @@ class GraphMoments:
 
     @classmethod
     def zeros(cls, groups: int, width: int) -> "GraphMoments":
-        """The moments of no rows."""
+        """Return the moments of no rows."""
         return cls(np.zeros((groups, width)), np.zeros((groups, width)), np.zeros((groups, width, width)))
 
     def add(self, rows: Array, quantized: Array, *, second: bool) -> None:
@@ -86,26 +86,26 @@ def collect_moments(
         for layer in layers
     }
     for part in split_by_memory(seen, MEMORY_LIMIT if second else None):
-        found = {seen[layer]: GraphMoments.zeros(seen[layer].im2col.groups, input_width(layer)) for layer in part}
+        moments = {seen[layer]: GraphMoments.zeros(seen[layer].im2col.groups, input_width(layer)) for layer in part}
         quantizers = {seen[layer]: quantize.get(layer.node, identity) for layer in part}
-        path = write_with_outputs(model, {source.tensor for source in found}, folder)
+        path = write_with_outputs(model, sorted({source.tensor for source in moments}), folder / "moments.onnx")
         rng = np.random.default_rng(seed)
         with runtime.open(path, threads=cores()) as session:
             for batch in samples():
                 outputs = session.run(batch)
-                for source, each in found.items():
+                for source, sums in moments.items():
                     rows = source.im2col.unfold_input(outputs[source.tensor], source.kernel, rng)
-                    each.add(rows, quantizers[source](rows), second=second)
-        yield from ((layer, seen[layer].im2col, found[seen[layer]]) for layer in part)
+                    sums.add(rows, quantizers[source](rows), second=second)
+        yield from ((layer, seen[layer].im2col, moments[seen[layer]]) for layer in part)
 
 
 def identity(values: Array) -> Array:
-    """The quantizer of a tensor that stays in float."""
+    """Return the quantizer of a tensor that stays in float."""
     return values
 
 
 def input_width(layer: Layer) -> int:
-    """The number of inputs of each output of a layer."""
+    """Return the number of inputs of each output of a layer."""
     return layer.shape[0] if layer.kind == "MatMul" else layer.parameters // layer.shape[0]
 
 
@@ -122,16 +122,3 @@ def split_by_memory(seen: Mapping[Layer, LayerInput], budget: int | None) -> Ite
         part.append(layer)
     if part:
         yield part
-
-
-def write_with_outputs(model: onnx.ModelProto, tensors: set[str], folder: Path) -> Path:
-    """Write the graph with these tensors as additional outputs; returns its path."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    outputs = {value.name for value in model.graph.output}
-    copy.graph.output.extend(
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in sorted(tensors - outputs)
-    )
-    path = folder / "moments.onnx"
-    onnx.save(copy, path)
-    return path

@@ -31,17 +31,17 @@ class Im2Col:
 
     @classmethod
     def of(cls, node: NodeProto, layer: Layer) -> Self:
-        """The unfolding of a MatMul or a Conv."""
+        """Return the unfolding of a MatMul or a Conv."""
         if layer.kind == "MatMul":
             return cls()
-        given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+        attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
         axes = len(layer.shape) - 2
-        auto = bytes(given.get("auto_pad", b"NOTSET")).decode()
+        auto = bytes(attributes.get("auto_pad", b"NOTSET")).decode()
         return cls(
-            given.get("group", 1),
-            tuple(given.get("strides", [1] * axes)),
-            tuple(given.get("dilations", [1] * axes)),
-            None if auto.startswith("SAME") else tuple(given.get("pads", [0] * (2 * axes))),
+            attributes.get("group", 1),
+            tuple(attributes.get("strides", [1] * axes)),
+            tuple(attributes.get("dilations", [1] * axes)),
+            None if auto.startswith("SAME") else tuple(attributes.get("pads", [0] * (2 * axes))),
             auto == "SAME_UPPER",
         )
 
@@ -58,7 +58,8 @@ class Im2Col:
         return np.ascontiguousarray(matrix.transpose(0, 2, 1).reshape(tuple(shape)))
 
     def unfold_input(self, values: Array, kernel: tuple[int, ...], rng: np.random.Generator) -> Array:
-        """The rows that the weight is multiplied with, [groups, count, in]; at most MAX_PATCHES for a convolution.
+        """Return the rows that the weight is multiplied with, [groups, count, in]; at most MAX_PATCHES for a
+        convolution.
 
         values: the layer's input. kernel: sizes of the convolution's kernel, empty for a linear layer. rng: for the
         sample of patches.
@@ -79,7 +80,7 @@ class Im2Col:
         return np.ascontiguousarray(patches.transpose(1, 0, 2))
 
     def padding(self, sizes: Iterable[int], reach: Iterable[int]) -> list[tuple[int, int]]:
-        """Padding of each axis of the input, before and after. reach: extent of the dilated kernel along each axis."""
+        """Return the padding of each axis, before and after. reach: extent of the dilated kernel along each axis."""
         if self.pads is not None:
             half = len(self.pads) // 2
             return [(0, 0), (0, 0), *zip(self.pads[:half], self.pads[half:], strict=True)]

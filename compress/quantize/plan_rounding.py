@@ -12,14 +12,13 @@ from onnx import numpy_helper
 from compress.quantize.calibration import single_sample_batches
 from compress.quantize.graph_moments import ActivationQuantizer, GraphMoments, collect_moments
 from compress.quantize.im2col import Im2Col
-from compress.quantize.reduced_range import reduced_range_scales
-from compress.quantize.rounding import IntegerRange, Rounding, round_weight
+from compress.quantize.rounding import IntegerRange, Rounding, reduced_range_scales, round_weight
 from laconic.arrays import Array, Arrays
 from laconic.data.dataset import Dataset
 from laconic.hashing import environment_digest, hash_of
 from laconic.quantization.graph import Graph, Layer
 from laconic.quantization.plan import Plan, Precision, QuantizedWeight, Range, Smoothing
-from laconic.quantization.plan_digest import digest_plan
+from laconic.quantization.plan_file import digest_plan
 from laconic.quantization.qparams import (
     INT4_RANGE,
     INT8_MAX,
@@ -62,19 +61,20 @@ class RoundingConfig:
 def round_plan(
     graph: Graph, plan: Plan, config: RoundingConfig, datasets: Sequence[Dataset], context: PlanContext
 ) -> Plan:
-    """The plan with rounded weights for all layers that it quantizes, each for its precision in the plan.
+    """Return the plan with rounded weights for all layers that it quantizes, each for its precision in the plan.
 
     Each layer is rounded by itself, with the float graph's tensors as inputs, so its weight fits any precision of the
     other layers. datasets: calibration samples; not used for rounding to nearest without bias correction.
     """
-    (found,) = round_plans(graph, plan, [config], datasets, context)
-    return found
+    (rounded,) = round_plans(graph, plan, [config], datasets, context)
+    return rounded
 
 
 def round_plans(
     graph: Graph, plan: Plan, configs: Sequence[RoundingConfig], datasets: Sequence[Dataset], context: PlanContext
 ) -> list[Plan]:
-    """The plan as by `round_plan` for each config, from one run of the samples. configs: with the same method."""
+    """Return the plan as by `round_plan` for each config, from one run of the samples. configs: with the same
+    method."""
     layers = [layer for layer in graph.layers if plan.precision[layer.node] in ROUNDED_PRECISIONS]
     key = hash_of(
         "adjusted",
@@ -87,13 +87,13 @@ def round_plans(
     )
 
     def compute() -> Arrays:
-        found: Arrays = {}
+        arrays: Arrays = {}
         with context.steps.step(f"round the weights ({configs[0].rounding})", len(layers)) as step:
-            for layer, each in round_layers(graph, layers, plan, configs, datasets, context):
-                for number, weight in enumerate(each):
-                    found |= {f"{number}:{name}:{layer.node}": array for name, array in weight.arrays.items()}
+            for layer, rounded in round_layers(graph, layers, plan, configs, datasets, context):
+                for number, weight in enumerate(rounded):
+                    arrays |= {f"{number}:{name}:{layer.node}": array for name, array in weight.arrays.items()}
                 step.advance()
-        return found
+        return arrays
 
     arrays = context.cache.arrays(f"adjusted-{key}", compute)
     return [
@@ -103,14 +103,14 @@ def round_plans(
 
 
 def list_names(layers: Sequence[Layer]) -> list[str]:
-    """The names of the arrays that rounding some layers may give."""
+    """Return the names of the arrays that rounding some layers may give."""
     return [f"{part}:{layer.node}" for layer in layers for part in PARTS]
 
 
 def restore_weights(
     plan: Plan, layers: Sequence[Layer], config: RoundingConfig, arrays: Mapping[str, Array | None]
 ) -> Plan:
-    """The plan with the weights of some layers. arrays: of `list_names`, None where rounding gave none."""
+    """Return the plan with the weights of some layers. arrays: of `list_names`, None where rounding gave none."""
     weights: dict[tuple[str, Precision], QuantizedWeight] = dict(plan.weights)
     for layer in layers:
         integers, scales, bias_correction = (arrays[f"{part}:{layer.node}"] for part in PARTS)
@@ -158,7 +158,7 @@ def round_layers(
 
 
 def make_quantizer(layer: Layer, plan: Plan) -> ActivationQuantizer:
-    """The fake quantization of a layer's input under a plan."""
+    """Return the fake quantization of a layer's input under a plan."""
     smoothing = plan.smoothing.get(layer.input)
     if smoothing is None:
         return partial(fake_quantize_activation, limits=plan.ranges.get(layer.input, Range(0, 0)))
@@ -200,8 +200,8 @@ def round_layer(
             integers.append(round_weight(matrix, steps, gram, levels, config.rounding, act_order=config.act_order))
         scales.append(scale)
         if config.bias_correction:
-            kept, given = observed.total[index] @ (matrix / factors[:, None]), observed.quantized[index]
-            corrections.append((kept - given @ (integers[-1] * steps / factors[:, None])) / max(observed.count, 1))
+            kept, quantized = observed.total[index] @ (matrix / factors[:, None]), observed.quantized[index]
+            corrections.append((kept - quantized @ (integers[-1] * steps / factors[:, None])) / max(observed.count, 1))
     return QuantizedWeight(
         im2col.fold_weight(np.stack(integers), layer.shape),
         np.concatenate(scales, axis=1),

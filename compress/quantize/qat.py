@@ -18,9 +18,8 @@ from compress.distill.distillation_objective import DistillationObjective
 from compress.distill.heal import Heal
 from compress.quantize.calibration import draw_calibration_samples, single_sample_batches
 from compress.quantize.fake_quantize import LearnedRange, attach_fake_quantization, find_operation
-from compress.quantize.histogram import Histogram
-from compress.quantize.learned_ranges import RANGES
-from compress.quantize.ranges import RANGE_METHODS
+from compress.quantize.ranges import RANGE_METHODS, RANGES
+from compress.quantize.tensor_statistics import Histogram
 from compress.statistics.layer_inputs import observe_inputs
 from laconic.config import NamedSettings
 from laconic.errors import RecipeError, UsageError
@@ -75,8 +74,8 @@ class Qat(DistillStage):
             return lambda done: None
 
         trained = self.train(checkpoint, context, (note,))
-        ranges = {path: [each.limits.low, each.limits.high] for path, each in learned.items()}
-        record = self.record(checkpoint, context, {"last loss": trained.last_loss}, {RANGES: ranges})
+        ranges = {path: [quantizer.limits.low, quantizer.limits.high] for path, quantizer in learned.items()}
+        record = self.make_record(self.name, checkpoint, context, {"last loss": trained.last_loss}, {RANGES: ranges})
         return checkpoint.after(record, trained.module)
 
 
@@ -111,12 +110,12 @@ class QuantizationAwareDistillation(DistillationObjective):
                     f"lora, qlora and layerwise from its techniques"
                 )
             modules.on_restore(attach_fake_quantization(layers[path], operation, learned))
-        own = nn.ModuleList(dict.fromkeys(self.learned.values())).to(modules.device)
-        modules.add(RANGES, own)
+        quantizers = nn.ModuleList(dict.fromkeys(self.learned.values())).to(modules.device)
+        modules.add(RANGES, quantizers)
 
 
 def find_quantizable(module: nn.Module, keep: Sequence[str]) -> list[str]:
-    """The paths of the layers to fake-quantize.
+    """Return the paths of the layers to fake-quantize.
 
     Raises UsageError where there are none, RecipeError for a pattern that matches none.
     """
@@ -133,7 +132,7 @@ def find_quantizable(module: nn.Module, keep: Sequence[str]) -> list[str]:
 def observe_histograms(
     module: nn.Module, paths: Sequence[str], count: int, context: TorchContext
 ) -> Iterator[tuple[list[str], Histogram]]:
-    """Histograms of the inputs of the layers at these paths, over `count` samples.
+    """Yield histograms of the inputs of the layers at these paths, over `count` samples.
 
     Yields the paths of the layers that read the same tensor, and its histogram.
     """
@@ -154,4 +153,4 @@ def observe_histograms(
             alive.clear()
             first.clear()
     for path, histogram in histograms.items():
-        yield [each for each, chief in leader.items() if chief == path], histogram
+        yield [reader for reader, chief in leader.items() if chief == path], histogram

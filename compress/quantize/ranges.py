@@ -1,11 +1,16 @@
-"""Calibration methods: from the histogram of a tensor to its range in 8 bits. One function per method."""
+"""Calibration methods: from the histogram of a tensor to its range in 8 bits. One function per method.
 
-from collections.abc import Callable, Iterator
+Ranges that quantization-aware training learned are read from a checkpoint's history.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from compress.quantize.histogram import Histogram
+from compress.quantize.tensor_statistics import Histogram
 from laconic.arrays import Array
+from laconic.artifacts.record import Record
+from laconic.quantization.graph import Layer
 from laconic.quantization.plan import Range
 from laconic.quantization.qparams import fake_quantize_activation
 
@@ -17,19 +22,23 @@ HEADROOM = 1.1
 """The factor by which a range exceeds the observed one, as unseen samples do. It took the worst of 60 texts of one or
 two words from 0.946 to 0.954, and the mean of MiniLM's texts from 0.9976 to 0.9975."""
 
+RANGES = "ranges"
+"""The key in a record's structure: [low, high] of each layer's input, by the layer's path."""
+
 
 def minmax(histogram: Histogram) -> Range:
-    """The observed range with some headroom."""
+    """Return the observed range with some headroom."""
     return Range(histogram.low * HEADROOM, histogram.high * HEADROOM)
 
 
 def percentile(histogram: Histogram, *, tail: float = 1e-5) -> Range:
-    """All but `tail` of the values at either end."""
+    """Return all but `tail` of the values at either end."""
     return Range(histogram.quantile(tail), histogram.quantile(1 - tail))
 
 
 def mse(histogram: Histogram) -> Range:
-    """The range with the least squared quantization error, clipping included; the ends are searched one by one."""
+    """Return the range with the least squared quantization error, clipping included; the ends are searched one by
+    one."""
 
     def error(values: Array, counts: Array, low: float, high: float) -> float:
         return float((counts * (values - fake_quantize_activation(values, Range(low, high))) ** 2).sum())
@@ -38,7 +47,7 @@ def mse(histogram: Histogram) -> Range:
 
 
 def entropy(histogram: Histogram) -> Range:
-    """The range with the least KL divergence between the 8-bit histogram and the full one.
+    """Return the range with the least KL divergence between the 8-bit histogram and the full one.
 
     Migacz, 8-bit Inference with TensorRT (2017), for ranges that need not be symmetric.
     """
@@ -65,7 +74,7 @@ def entropy(histogram: Histogram) -> Range:
 
 
 def search_range(histogram: Histogram, loss: Callable[[Array, Array, float, float], float]) -> Range:
-    """The range with the least loss; the end farther from zero is searched first, then the other."""
+    """Return the range with the least loss; the end farther from zero is searched first, then the other."""
     used = histogram.counts > 0
     values, counts = histogram.centres[used], histogram.counts[used]
     low, high = histogram.low, histogram.high
@@ -90,3 +99,19 @@ RANGE_METHODS: dict[str, Callable[[Histogram], Range]] = {
     "entropy": entropy,
     "mse": mse,
 }
+
+
+def read_learned_ranges(history: Sequence[Record], layers: Sequence[Layer]) -> dict[str, Range]:
+    """Return the learned ranges of the layers' inputs, by tensor, from the last training in the history.
+
+    Where several layers read a tensor, the union of their ranges.
+    """
+    records = [record.structure[RANGES] for record in history if RANGES in record.structure]
+    learned: dict[str, tuple[float, float]] = records[-1] if records else {}
+    ranges: dict[str, Range] = {}
+    for layer in layers:
+        if layer.module in learned:
+            low, high = learned[layer.module]
+            other = ranges.get(layer.input, Range(low, high))
+            ranges[layer.input] = Range(min(low, other.low), max(high, other.high))
+    return ranges

@@ -12,7 +12,7 @@ from laconic.recipes.stage import PlanContext
 
 
 def measure_sensitivity(graph: Graph, lowest: Plan, context: PlanContext) -> dict[str, float]:
-    """The sensitivity of each layer: the mean infidelity when it alone is quantized, by node.
+    """Return the sensitivity of each layer: the mean infidelity when it alone is quantized, by node.
 
     lowest: each layer's lowest precision. The cost is one trial per layer.
     """
@@ -79,7 +79,7 @@ class Rung(Sequence[Plan]):
     def __getitem__(self, index: slice) -> Sequence[Plan]: ...
     def __getitem__(self, index: int | slice) -> Plan | Sequence[Plan]:
         if isinstance(index, slice):
-            return [self[each] for each in range(*index.indices(len(self)))]
+            return [self[place] for place in range(*index.indices(len(self)))]
         count = range(len(self))[index]
         # The first and the last plan are the same in every order.
         raised = self._order.members if count in (0, len(self) - 1) else self._order.nodes
@@ -88,7 +88,7 @@ class Rung(Sequence[Plan]):
 
 
 def make_ladder(graph: Graph, lowest: Plan, context: PlanContext, *, measure: bool = False) -> PrecisionLadder:
-    """The rungs of the precision ladder.
+    """Return the rungs of the precision ladder.
 
     The first is the lowest plan alone, where an engine may run attention in INT8 in it: attention leaves INT8 before
     any layer does, since it costs most and saves least (the shape of ViT-B, OpenVINO in FP32, AVX2: fidelity 0.964

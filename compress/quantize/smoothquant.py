@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from compress.quantize.channel_statistics import ChannelStatistics
 from compress.quantize.ranges import HEADROOM
+from compress.quantize.tensor_statistics import ChannelStatistics
 from laconic.arrays import Array
 from laconic.quantization.plan import Range, Smoothing
 from laconic.quantization.qparams import fake_quantize_activation, fake_quantize_weight
@@ -20,44 +20,46 @@ MAX_ERROR_SHARE = 0.9
 
 
 def find_smoothing(channels: ChannelStatistics, weights: Sequence[Array]) -> Smoothing | None:
-    """The best smoothing for a tensor and the weights [in, out] that it is multiplied with; None where none pays."""
+    """Return the best smoothing for a tensor and the weights [in, out] that it is multiplied with; None where none
+    pays."""
     candidates = [make_smoothing(channels, weights, alpha) for alpha in ALPHAS]
-    best = min(candidates, key=lambda each: quantization_error(channels.rows, weights, each))
+    best = min(candidates, key=lambda candidate: quantization_error(channels.rows, weights, candidate))
     plain = Smoothing(np.ones(channels.rows.shape[-1], np.float32), smoothed_range(channels, None))
     unsmoothed_error = quantization_error(channels.rows, weights, plain)
     return best if quantization_error(channels.rows, weights, best) < MAX_ERROR_SHARE * unsmoothed_error else None
 
 
 def make_smoothing(channels: ChannelStatistics, weights: Sequence[Array], alpha: float) -> Smoothing:
-    """The smoothing for one alpha: factors with a geometric mean of 1, and the range of the smoothed tensor."""
+    """Return the smoothing for one alpha: factors with a geometric mean of 1, and the range of the smoothed tensor."""
     largest = np.maximum(channels.absolute_max, 1e-5)
-    weight = np.maximum(np.max([np.abs(each).max(axis=1) for each in weights], axis=0), 1e-5)
+    weight = np.maximum(np.max([np.abs(matrix).max(axis=1) for matrix in weights], axis=0), 1e-5)
     factors = largest**alpha / weight ** (1 - alpha)
     factors = (factors / np.exp(np.log(factors).mean())).astype(np.float32)
     return Smoothing(factors, smoothed_range(channels, factors))
 
 
 def smoothed_range(channels: ChannelStatistics, factors: Array | None) -> Range:
-    """The observed range after division by the factors (None: 1), with some headroom."""
+    """Return the observed range after division by the factors (None: 1), with some headroom."""
     divisor = 1.0 if factors is None else factors
     low, high = float((channels.low / divisor).min()), float((channels.high / divisor).max())
     return Range(low * HEADROOM, high * HEADROOM)
 
 
-def quantization_error(rows: Array, weights: Sequence[Array], each: Smoothing) -> float:
-    """The squared error of the products x W with both sides quantized, relative to their squared size."""
-    activations = fake_quantize_activation(rows / each.factors, each.limits)
+def quantization_error(rows: Array, weights: Sequence[Array], smoothing: Smoothing) -> float:
+    """Return the squared error of the products x W with both sides quantized, relative to their squared size."""
+    activations = fake_quantize_activation(rows / smoothing.factors, smoothing.limits)
     total = 0.0
     for weight in weights:
         exact = rows @ weight
-        found = activations @ fake_quantize_weight(weight * each.factors[:, None], 1)
-        total += float(((found - exact) ** 2).sum() / max(float((exact**2).sum()), 1e-30))
+        product = activations @ fake_quantize_weight(weight * smoothing.factors[:, None], 1)
+        total += float(((product - exact) ** 2).sum() / max(float((exact**2).sum()), 1e-30))
     return total
 
 
 def smooth_tensors(
     channels: Mapping[str, ChannelStatistics], readers: Mapping[str, Sequence[Array]]
 ) -> dict[str, Smoothing]:
-    """The smoothing of each tensor for which it pays. readers: the weights that each tensor is multiplied with."""
-    found = {name: find_smoothing(channels[name], readers[name]) for name in readers}
-    return {name: each for name, each in found.items() if each is not None}
+    """Return the smoothing of each tensor for which it pays. readers: the weights that each tensor is multiplied
+    with."""
+    smoothings = {name: find_smoothing(channels[name], readers[name]) for name in readers}
+    return {name: smoothing for name, smoothing in smoothings.items() if smoothing is not None}

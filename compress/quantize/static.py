@@ -7,9 +7,8 @@ import onnx
 from onnx import numpy_helper
 
 from compress.quantize.calibration import draw_calibration_samples, observe_activations, single_sample_batches
-from compress.quantize.learned_ranges import read_learned_ranges
 from compress.quantize.plan_rounding import RoundingConfig, round_plans
-from compress.quantize.ranges import RANGE_METHODS
+from compress.quantize.ranges import RANGE_METHODS, read_learned_ranges
 from compress.quantize.rounding import Rounding
 from compress.quantize.sensitivity import make_ladder
 from compress.quantize.smoothquant import smooth_tensors
@@ -63,7 +62,7 @@ class Static(PlanStage):
         datasets = draw_calibration_samples(context, self.samples)
         ranges, smoothing = self.calibrate(graph, quantized, datasets, context)
         learned = read_learned_ranges(context.history, quantized)
-        smoothing = {tensor: each for tensor, each in smoothing.items() if tensor not in learned}
+        smoothing = {tensor: factors for tensor, factors in smoothing.items() if tensor not in learned}
         plan = Plan(lowest, ranges | learned, smoothing)
         if self.dtype == "int8":
             plan = self.round(graph, plan, datasets, context)
@@ -72,11 +71,11 @@ class Static(PlanStage):
         return make_ladder(graph, plan, context, measure=self.measure_sensitivity)
 
     def round(self, graph: Graph, plan: Plan, datasets: Sequence[Dataset], context: PlanContext) -> Plan:
-        """The plan with rounded weights; with the range that is more faithful where `reduce_range` is auto."""
+        """Return the plan with rounded weights; with the range that is more faithful where `reduce_range` is auto."""
         tried = (False, context.int8_saturates) if self.reduce_range == "auto" else (self.reduce_range,)
         configs = [
-            RoundingConfig(self.rounding, bias_correction=self.bias_correction, reduce_range=each)
-            for each in dict.fromkeys(tried)
+            RoundingConfig(self.rounding, bias_correction=self.bias_correction, reduce_range=candidate)
+            for candidate in dict.fromkeys(tried)
         ]
         if configs == [RoundingConfig()]:
             return plan
@@ -85,8 +84,8 @@ class Static(PlanStage):
             return plans[0]
         with context.steps.step("choose the range of the weights", len(plans)) as step:
             fidelities = []
-            for each in plans:
-                fidelities.append(float(context.trial(each).mean()))
+            for candidate in plans:
+                fidelities.append(float(context.trial(candidate).mean()))
                 step.advance()
             step.note = "; ".join(
                 f"{'reduced' if config.reduce_range else 'whole'}: {format_fidelity(fidelity)}"
@@ -97,7 +96,7 @@ class Static(PlanStage):
     def calibrate(
         self, graph: Graph, quantized: Sequence[Layer], datasets: Sequence[Dataset], context: PlanContext
     ) -> tuple[dict[str, Range], dict[str, Smoothing]]:
-        """The range of every quantizable tensor, and the smoothing of inputs of linear layers."""
+        """Yield the range of every quantizable tensor, and the smoothing of inputs of linear layers."""
         whole = datasets[0]
         names = [layer.node for layer in quantized]
         smoothquant = self.smoothquant and self.dtype == "int8"
@@ -119,14 +118,18 @@ class Static(PlanStage):
                     graph, stream(), runtime, context.folder, context.seed, counted=self.method != "minmax"
                 )
                 find_range = RANGE_METHODS[self.method]
-                ranges = {name: find_range(each) for name, each in observed.histograms.items() if not each.is_empty}
+                ranges = {
+                    name: find_range(histogram)
+                    for name, histogram in observed.histograms.items()
+                    if not histogram.is_empty
+                }
                 readers = weights_by_input(graph, quantized) if smoothquant else {}
                 smoothing = smooth_tensors(observed.channels, readers)
                 step.note = f"{len(whole)} samples, {len(ranges)} tensors, {len(smoothing)} smoothed"
             return pack_plan(Plan({}, ranges, smoothing))
 
-        found = context.cache.arrays(f"calibrated-{key}", compute)
-        return unpack_ranges(found), unpack_smoothing(found)
+        arrays = context.cache.arrays(f"calibrated-{key}", compute)
+        return unpack_ranges(arrays), unpack_smoothing(arrays)
 
 
 def weights_by_input(graph: Graph, layers: Sequence[Layer]) -> dict[str, list[Array]]:

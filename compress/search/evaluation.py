@@ -10,13 +10,12 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter
 
-from compress.pipeline import compress, torch_stages
+from compress.pipeline import apply_stages, compress, torch_stages
 from compress.search.constraints import Constraints, Quality, measure_quality
 from compress.search.executor import SearchContext
 from compress.search.layer_spec import read_layer_specs
 from compress.search.layer_timing import ReferenceTimer
 from compress.search.search_candidate import BuiltArtifact, TrialOutcome
-from compress.transform import apply_stages
 from export.candidates.candidate import mean_speedup
 from export.candidates.engine_option import EngineOption
 from export.lineage import Lineage
@@ -60,8 +59,8 @@ def open_context(recipe: Recipe, trust: bool, cache: Path, threads: int) -> Sear
 
 
 def run_trial(context: SearchContext, recipe: Recipe) -> TrialOutcome:
-    """Apply the stages of a candidate's recipe, and measure the result before quantization. Where a stage fails, the
-    outcome has its error."""
+    """Return apply the stages of a candidate's recipe, and measure the result before quantization. Where a stage fails,
+    the outcome has its error."""
     with trust_addresses(context.trust):
         stages = torch_stages(recipe)
         described = [describe_stage(name, stage) for name, stage in stages]
@@ -80,7 +79,7 @@ def run_trial(context: SearchContext, recipe: Recipe) -> TrialOutcome:
 def compress_and_evaluate(
     recipe: Recipe, stages: Sequence[tuple[str, TorchStage]], context: SearchContext
 ) -> TrialOutcome:
-    """Apply the stages to the source, and measure the result before quantization."""
+    """Return apply the stages to the source, and measure the result before quantization."""
     task, choose = context.source.task, context.samples.choose
     threads = torch.get_num_threads()
     torch.set_num_threads(context.threads)

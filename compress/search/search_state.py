@@ -35,7 +35,7 @@ class SearchState:
 
     def put(self, *candidates: SearchCandidate) -> "SearchState":
         """Return the state with these candidates added, or in the place of those with the same keys."""
-        return replace(self, candidates={**self.candidates, **{each.key: each for each in candidates}})
+        return replace(self, candidates={**self.candidates, **{candidate.key: candidate for candidate in candidates}})
 
     def take_artifact(self, candidate: SearchCandidate, built: BuiltArtifact) -> "SearchState":
         """Return the state with the artifact of a candidate, which may be the best one now."""

@@ -227,7 +227,9 @@ class Strategy:
                 for candidate, outcome in zip(group, self.runner.run_trials(group, "heal", steps), strict=True):
                     healed.append(candidate.take_outcome(outcome, state.constraints))
                     step.advance()
-            step.note = "; ".join(f"{each.name}: {each.shortfall:.2f} of what is allowed" for each in healed)
+            step.note = "; ".join(
+                f"{candidate.name}: {candidate.shortfall:.2f} of what is allowed" for candidate in healed
+            )
         return state.put(*healed), [candidate for candidate in healed if not candidate.reason]
 
     def build_ready(self, state: SearchState, pool: Sequence[SearchCandidate]) -> SearchState:

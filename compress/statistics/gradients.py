@@ -50,7 +50,8 @@ def collect_gradients(
     loss: GradientLoss | None = None,
     seed: int = 0,
 ) -> dict[str, GradientStatistics]:
-    """The gradients with respect to the weights of the linear or convolutional layers at these paths, over a dataset.
+    """Return the gradients with respect to the weights of the linear or convolutional layers at these paths, over a
+    dataset.
 
     loss: by default the objective where there are labels for it, else the likelihood of a classifier, else the answer.
     Memory: two tensors a weight, whatever the number of samples. A tied weight has the gradient of all its uses.
@@ -62,8 +63,8 @@ def collect_gradients(
     count = 0
     with enable_gradients(weights):
         for value in LOSSES[loss or choose_loss(task, dataset)](module, task, dataset, seed):
-            found = torch.autograd.grad(value, weights, allow_unused=True)
-            for (absolute, square), gradient in zip(sums, found, strict=True):
+            gradients = torch.autograd.grad(value, weights, allow_unused=True)
+            for (absolute, square), gradient in zip(sums, gradients, strict=True):
                 if gradient is not None:
                     absolute += gradient.abs()
                     square += gradient.square()
@@ -75,7 +76,7 @@ def collect_gradients(
 
 
 def choose_loss(task: Task, dataset: Dataset) -> GradientLoss:
-    """The loss that is used by default. A language model's texts are their own labels."""
+    """Return the loss that is used by default. A language model's texts are their own labels."""
     return "objective" if dataset.labels is not None or task.self_supervised else task.unlabelled_gradient
 
 
@@ -94,8 +95,8 @@ def enable_gradients(weights: Sequence[nn.Parameter]) -> Iterator[None]:
 
 
 def objective_losses(module: nn.Module, task: Task, dataset: Dataset, seed: int) -> Iterator[Tensor]:
-    """The training loss of each sample, or of each batch if the objective compares rows. Samples that the objective
-    refuses, such as texts of a single token, are skipped. Raises DataError if all are."""
+    """Yield the training loss of each sample, or of each batch if the objective compares rows. Samples that the
+    objective refuses, such as texts of a single token, are skipped. Raises DataError if all are."""
     objective = registry.resolve("objective", task.objective).of(task, dataset)
     maker = BatchBuilder(dataset, dataset.samples, objective.collate)
     order = BatchSampler(len(dataset.keys), 1 if objective.splittable else ROWS, seed)
@@ -114,14 +115,14 @@ def objective_losses(module: nn.Module, task: Task, dataset: Dataset, seed: int)
 
 
 def sampled_likelihoods(module: nn.Module, task: Task, dataset: Dataset, seed: int) -> Iterator[Tensor]:
-    """For each sample, the cross-entropy with a class sampled from the model's own prediction."""
+    """Yield for each sample, the cross-entropy with a class sampled from the model's own prediction."""
     for logits, generator in iterate_outputs(module, task, dataset, seed):
         drawn = torch.multinomial(logits.detach().cpu().softmax(dim=-1), 1, generator=generator)[:, 0]
         yield cross_entropy(logits, drawn.to(logits.device), reduction="sum")
 
 
 def random_projections(module: nn.Module, task: Task, dataset: Dataset, seed: int) -> Iterator[Tensor]:
-    """For each sample, the output projected on a random direction."""
+    """Yield for each sample, the output projected on a random direction."""
     for answer, generator in iterate_outputs(module, task, dataset, seed):
         yield (answer * torch.randn(answer.shape, generator=generator).to(answer)).sum()
 
@@ -129,7 +130,7 @@ def random_projections(module: nn.Module, task: Task, dataset: Dataset, seed: in
 def iterate_outputs(
     module: nn.Module, task: Task, dataset: Dataset, seed: int
 ) -> Iterator[tuple[Tensor, torch.Generator]]:
-    """The first output for each sample, [1, ...] float32, and the random generator to sample with."""
+    """Yield the first output for each sample, [1, ...] float32, and the random generator to sample with."""
     generator = torch.Generator().manual_seed(seed)
     for batch in forward_batches(task, dataset, 1):
         yield next(iter(call(module, batch).values())).float(), generator

@@ -22,7 +22,7 @@ ROWS = 16
 
 
 def forward_batches(task: Task, dataset: Dataset, rows: int = ROWS) -> Iterator[dict[str, Tensor]]:
-    """The dataset as batches of tensors; samples of similar length share a batch."""
+    """Yield the dataset as batches of tensors; samples of similar length share a batch."""
     for _, batch in batches(dataset, task, rows):
         yield {name: torch.tensor(array) for name, array in batch.items()}
 
@@ -51,7 +51,7 @@ def observe_inputs(module: nn.Module, paths: Sequence[str], observer: Observer) 
 
 
 def flatten_inputs(layer: nn.Module, inputs: Tensor, mask: Tensor | None = None) -> Tensor:
-    """A layer's input as the rows that its weight matrix is multiplied with, [count, in] float32.
+    """Return a layer's input as the rows that its weight matrix is multiplied with, [count, in] float32.
 
     mask: [rows, tokens]; masked (padding) tokens are left out. Raises TypeError for another kind of layer.
     """
@@ -63,7 +63,7 @@ def flatten_inputs(layer: nn.Module, inputs: Tensor, mask: Tensor | None = None)
 
 
 def select_tokens(values: Tensor, mask: Tensor | None) -> Tensor:
-    """The vectors of the tokens that are not padding, [count, width] float32. values: [..., width]; mask: [rows,
+    """Return the vectors of the tokens that are not padding, [count, width] float32. values: [..., width]; mask: [rows,
     tokens], ignored where the values have other leading dimensions."""
     if mask is not None and values.shape[:-1] == mask.shape:
         return values[mask.bool()].float()
@@ -71,7 +71,8 @@ def select_tokens(values: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def unfold_patches(layer: nn.Conv2d, inputs: Tensor) -> Tensor:
-    """The patches that a convolution multiplies its kernels with, [count, channels of a group x kernel] float32."""
+    """Return the patches that a convolution multiplies its kernels with, [count, channels of a group x kernel]
+    float32."""
     padding = 0 if isinstance(layer.padding, str) else layer.padding
     if layer.padding == "same" or layer.padding_mode != "zeros":
         mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
@@ -83,7 +84,8 @@ def unfold_patches(layer: nn.Conv2d, inputs: Tensor) -> Tensor:
 
 
 def padding_sizes(layer: nn.Conv2d) -> list[int]:
-    """The padding of a convolution's input, [left, right, top, bottom], as `torch.nn.functional.pad` takes it."""
+    """Return the padding of a convolution's input, [left, right, top, bottom], as `torch.nn.functional.pad` takes
+    it."""
     if not isinstance(layer.padding, str):
         return [layer.padding[1], layer.padding[1], layer.padding[0], layer.padding[0]]
     if layer.padding == "valid":

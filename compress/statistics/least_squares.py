@@ -41,7 +41,7 @@ class RegressionSums:
 
     @classmethod
     def zeros(cls, layer: nn.Module, targets: int | None = None) -> "RegressionSums":
-        """No samples so far of a layer's inputs and of so many targets; default: the layer's outputs."""
+        """Make the sums of no samples of a layer's inputs and so many targets; default: the layer's outputs."""
         weight = weight_matrix(layer).detach().float()
         out, into = weight.shape
         count = out if targets is None else targets
@@ -89,7 +89,7 @@ class NormalEquations:
         return not int(torch.linalg.cholesky_ex(self.hessian[columns][:, columns]).info)
 
     def solve(self, columns: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """The best weight of these columns (default: all), [out, columns], and the best bias, [out]; float64."""
+        """Return the best weight of these columns (default: all), [out, columns], and the best bias, [out]; float64."""
         chosen = torch.arange(len(self.hessian), device=self.hessian.device) if columns is None else columns
         hessian, cross = self.hessian[chosen][:, chosen], self.cross[:, chosen].T
         root, failed = torch.linalg.cholesky_ex(hessian)
@@ -97,7 +97,7 @@ class NormalEquations:
         return weight, self.centre - weight @ self.mean[chosen] if self.biased else None
 
     def error(self, weight: Tensor, columns: Tensor) -> float:
-        """The remaining sum of squares with this weight of these columns, [out, columns], and its best bias."""
+        """Return the remaining sum of squares with this weight of these columns, [out, columns], and its best bias."""
         explained = 2 * float((weight * self.cross[:, columns]).sum())
         return self.energy - explained + float(((weight @ self.hessian[columns][:, columns]) * weight).sum())
 
@@ -105,13 +105,13 @@ class NormalEquations:
 def refit_cross_validated(
     weight: Tensor, biased: bool, halves: tuple[RegressionSums, RegressionSums], columns: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """The weight of these columns and the bias, as `NormalEquations.solve` gives them, with the ridge penalty that has
-    the lowest error on the half of the samples that it was not fitted on."""
+    """Return the weight of these columns and the bias, as `NormalEquations.solve` gives them, with the ridge penalty
+    that has the lowest error on the half of the samples that it was not fitted on."""
     plain = [NormalEquations(weight, biased, half, 0.0) for half in halves]
     errors = {}
     for ridge in RIDGES:
         damped = [NormalEquations(weight, biased, half, ridge) for half in halves]
-        if ridge == max(RIDGES) or all(each.is_definite(columns) for each in damped):
+        if ridge == max(RIDGES) or all(equations.is_definite(columns) for equations in damped):
             errors[ridge] = sum(
                 test.error(fitted.solve(columns)[0], columns)
                 for fitted, test in zip(damped, reversed(plain), strict=True)
@@ -151,7 +151,8 @@ def refit_layers(
 def collect_sums(
     module: nn.Module, original: nn.Module, task: Task, dataset: Dataset, path: str, target: str, rows: Tensor | None
 ) -> RegressionSums:
-    """The sums of a layer's inputs and of the outputs of the original's layer at `target` (of these rows, if given)."""
+    """Return the sums of a layer's inputs and of the outputs of the original's layer at `target` (of these rows, if
+    given)."""
     layer = original.get_submodule(target)
     weight, bias = weight_matrix(layer).detach().double(), get_bias(layer)
     if rows is not None:
@@ -175,6 +176,6 @@ def collect_sums(
 
 
 def iterate(module: nn.Module, task: Task, dataset: Dataset, path: str) -> Generator[Tensor, None, None]:
-    """The inputs of one layer, [count, in] float32, batch by batch."""
+    """Yield the inputs of one layer, [count, in] float32, batch by batch."""
     for _, x in iterate_inputs(module, forward_batches(task, dataset), [path]):
         yield x

@@ -24,7 +24,7 @@ Returns the column's final values, [out]."""
 
 
 def invert_damped(gram: Tensor) -> Tensor:
-    """The inverse of a damped Gram matrix, [in, in] float64.
+    """Return the inverse of a damped Gram matrix, [in, in] float64.
 
     An input that is always zero gets the damping alone, so that its weights have the lowest saliency.
     """
@@ -34,7 +34,8 @@ def invert_damped(gram: Tensor) -> Tensor:
 
 
 def compress_columns(weight: Tensor, gram: Tensor, decide: Decide) -> Tensor:
-    """The compressed weight, [out, in] float32, columns decided in order and each error compensated by later ones.
+    """Return the compressed weight, [out, in] float32, columns decided in order and each error compensated by later
+    ones.
 
     weight: [out, in]. gram: the sum or mean of x xT over the layer's inputs, [in, in].
     """

@@ -69,7 +69,7 @@ class Anatomy:
     sites: tuple[Mapping[UnitKind, Site], ...]
 
     def block(self, index: int) -> str:
-        """The path of the block with this index."""
+        """Return the path of the block with this index."""
         return self.blocks[index]
 
     @property
@@ -89,9 +89,9 @@ class Anatomy:
         return self.stacks[0]
 
     def of(self, kind: UnitKind) -> tuple[Site, ...]:
-        """The sites of one kind, one a block, in order. Raises SourceError where blocks have none."""
+        """Return the sites of one kind, one a block, in order. Raises SourceError where blocks have none."""
         if not all(kind in sites for sites in self.sites):
-            other = next((f"prune.{each}" for each in self.sites[0] if each != kind), "factorize.low-rank")
+            other = next((f"prune.{known}" for known in self.sites[0] if known != kind), "factorize.low-rank")
             raise SourceError(
                 f"the blocks in {self.stacks[0]} have no {UNITS[kind]} that can be cut. Leave prune.{kind} out, or use "
                 f"{other}"
@@ -105,24 +105,24 @@ def anatomy(module: nn.Module) -> Anatomy:
     Blocks are members of lists that have one attention and a feed-forward network, or where there are no such ones,
     only one of both. Raises SourceError for a module without any.
     """
-    found = {
+    shapes = {
         f"{path}.{name}".lstrip("."): shape
         for path, each in module.named_modules()
         if isinstance(each, (nn.ModuleList, nn.Sequential))
         for name, block in each.named_children()
         if (shape := find_shape(block))
     }
-    best = max(map(count_kinds, found.values()), default=(False, False))
-    found = {path: shape for path, shape in found.items() if count_kinds(shape) == best}
+    best = max(map(count_kinds, shapes.values()), default=(False, False))
+    shapes = {path: shape for path, shape in shapes.items() if count_kinds(shape) == best}
     # A list of blocks may lie in a list of groups of blocks, which looks like a block where it has one.
-    found = {path: shape for path, shape in found.items() if not any(each.startswith(f"{path}.") for each in found)}
-    if not found:
+    shapes = {path: shape for path, shape in shapes.items() if not any(each.startswith(f"{path}.") for each in shapes)}
+    if not shapes:
         raise SourceError(
             f"{type(module).__name__} has no transformer blocks; expected a list of blocks, each with one attention or "
             f"one feed-forward network. {suggest_stage(module)}"
         )
-    sites = tuple(find_sites(module, shape, path, index) for index, (path, shape) in enumerate(found.items()))
-    return Anatomy(next(iter(found.values())), tuple(found), sites)
+    sites = tuple(find_sites(module, shape, path, index) for index, (path, shape) in enumerate(shapes.items()))
+    return Anatomy(next(iter(shapes.values())), tuple(shapes), sites)
 
 
 def count_kinds(shape: BlockShape) -> tuple[bool, bool]:
@@ -131,7 +131,7 @@ def count_kinds(shape: BlockShape) -> tuple[bool, bool]:
 
 
 def suggest_stage(module: nn.Module) -> str:
-    """What to try on a model whose blocks are not found."""
+    """Return what to try on a model whose blocks are not found."""
     attends = any(read_head_width(part) for part in module.modules())
     if not attends and any(isinstance(part, nn.Conv2d) for part in module.modules()):
         return "Prune a convolutional network by its channels (prune.channels)"
@@ -139,7 +139,7 @@ def suggest_stage(module: nn.Module) -> str:
 
 
 def find_sites(module: nn.Module, shape: BlockShape, root: str, index: int) -> dict[UnitKind, Site]:
-    """The heads and the FFN units of the block at the path `root`."""
+    """Return the heads and the FFN units of the block at the path `root`."""
     block = module.get_submodule(root)
     sites: dict[UnitKind, Site] = {"heads": find_heads(block, shape, root, index)} if shape.heads else {}
     if shape.down is not None:
@@ -147,7 +147,7 @@ def find_sites(module: nn.Module, shape: BlockShape, root: str, index: int) -> d
         sources = [UnitRows(f"{root}.{path}", 1) for path in shape.up]
         if shape.gated_in_one:
             sources.append(UnitRows(f"{root}.{shape.up[0]}", 1, units))
-        own = [f"{root}.{path}" for path in shape.between]
+        depthwise = [f"{root}.{path}" for path in shape.between]
         sites["ffn"] = Site(
             kind="ffn",
             block=index,
@@ -155,27 +155,27 @@ def find_sites(module: nn.Module, shape: BlockShape, root: str, index: int) -> d
             units=units,
             width=1,
             sources=tuple(sources),
-            counts={f"{path}.{name}": 1 for path in own for name in ("groups", "in_channels", "out_channels")},
-            tables=tuple((name, 0) for name, _ in module.named_parameters() if name.rpartition(".")[0] in own),
+            counts={f"{path}.{name}": 1 for path in depthwise for name in ("groups", "in_channels", "out_channels")},
+            tables=tuple((name, 0) for name, _ in module.named_parameters() if name.rpartition(".")[0] in depthwise),
         )
     return sites
 
 
 def find_heads(block: nn.Module, shape: BlockShape, root: str, index: int) -> Site:
-    """The attention heads of one block."""
-    attention, each = block.get_submodule(shape.attention), shape.head_width
+    """Return the attention heads of one block."""
+    attention, width = block.get_submodule(shape.attention), shape.head_width
     config = getattr(attention, "config", None)
     # A cut of key-value heads may leave one; the config still says how many there were until the cut is complete.
     alone = shape.keys == 1 < shape.heads and getattr(config, "num_key_value_heads", None) == 1
     shared = 1 if alone else shape.heads // shape.keys
-    counts = dict.fromkeys(HEADS, shared) | dict.fromkeys(WIDTHS, shared * each)
+    counts = dict.fromkeys(HEADS, shared) | dict.fromkeys(WIDTHS, shared * width)
     counts |= dict.fromkeys(GROUPS, 1) if alone else dict.fromkeys(KEYS, 1)
     return Site(
         kind="heads",
         block=index,
         consumer=f"{root}.{shape.out}",
         units=shape.heads // shared,
-        width=shared * each,
+        width=shared * width,
         sources=tuple(find_head_rows(block, shape, root, shared, alone=alone)),
         counts={
             f"{root}.{shape.attention}.{name}": count for name, count in counts.items() if hasattr(attention, name)
@@ -185,33 +185,33 @@ def find_heads(block: nn.Module, shape: BlockShape, root: str, index: int) -> Si
             for path, axis in find_tables(block, shape)
             if shared == 1 or path.rpartition(".")[0] == shape.attention
         ),
-        head=each,
+        head=width,
         keys=1 if alone else 0,
     )
 
 
 def find_head_rows(block: nn.Module, shape: BlockShape, root: str, shared: int, *, alone: bool) -> Iterator[UnitRows]:
-    """The rows of the projections that compute one unit of heads. shared: query heads of a unit. alone: whether the
-    unit is a query head, and the one key-value head stays."""
-    each, queries = shape.head_width, shape.heads * shape.head_width
+    """Yield the rows of the projections that compute one unit of heads. shared: query heads of a unit. alone: whether
+    the unit is a query head, and the one key-value head stays."""
+    width, queries = shape.head_width, shape.heads * shape.head_width
     if shape.interleaved:
-        yield UnitRows(f"{root}.{shape.query}", 3 * each)
+        yield UnitRows(f"{root}.{shape.query}", 3 * width)
     elif shape.fused:
-        yield UnitRows(f"{root}.{shape.query}", shared * each)
+        yield UnitRows(f"{root}.{shape.query}", shared * width)
         for number in range(0 if alone else 2):
-            yield UnitRows(f"{root}.{shape.query}", each, queries + number * shape.keys * each)
+            yield UnitRows(f"{root}.{shape.query}", width, queries + number * shape.keys * width)
     else:
         for path in shape.projections:
             rows = len(weight_matrix(block.get_submodule(path)))
             if not alone or rows == queries:
-                yield UnitRows(f"{root}.{path}", shared * each if rows == queries else each)
+                yield UnitRows(f"{root}.{path}", shared * width if rows == queries else width)
 
 
 def iterate_configs(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """The transformers configs inside a module, each once, with the path of one submodule that holds it."""
+    """Yield the transformers configs inside a module, each once, with the path of one submodule that holds it."""
     seen: set[int] = set()
-    for path, each in module.named_modules():
-        config = getattr(each, "config", None)
+    for path, part in module.named_modules():
+        config = getattr(part, "config", None)
         if hasattr(config, "num_hidden_layers") and id(config) not in seen:
             seen.add(id(config))
             yield path, config

@@ -57,22 +57,22 @@ class BlockShape:
 
 
 def find_shape(block: nn.Module) -> BlockShape | None:
-    """The roles of a block's layers; None for a module with neither one attention nor a feed-forward network."""
+    """Return the roles of a block's layers; None for a module with neither one attention nor a feed-forward network."""
     layers = {path: layer for path, layer in block.named_modules() if path and is_linear(layer)}
     sizes: Sizes = {path: tuple(weight_matrix(layer).shape) for path, layer in layers.items()}
     attention = find_attention(block, list(sizes))
     known = find_heads(block, attention, sizes) if attention else None
-    found = known or BlockShape()
-    taken = (*found.projections, found.out) if known else [path for path in sizes if path.startswith(f"{attention}.")]
+    roles = known or BlockShape()
+    taken = (*roles.projections, roles.out) if known else [path for path in sizes if path.startswith(f"{attention}.")]
     up, down, gated = find_feed_forward([path for path in sizes if path not in taken], sizes)
     if not known and not down:
         return None
     between = tuple(find_depthwise(block, sizes[down][1])) if down else ()
-    return replace(found, up=up, down=down, gated_in_one=gated, between=between)
+    return replace(roles, up=up, down=down, gated_in_one=gated, between=between)
 
 
 def find_heads(block: nn.Module, attention: str, sizes: Sizes) -> BlockShape | None:
-    """The roles of the layers of an attention; None where its heads are of another form.
+    """Return the roles of the layers of an attention; None where its heads are of another form.
 
     The layer that takes the heads is defined as the last or the first one in the attention, or right behind it. What
     the shapes leave open the proof of a cut decides.
@@ -104,25 +104,25 @@ def is_linear(layer: nn.Module) -> TypeGuard[nn.Linear | Conv1D]:
 
 
 def read_head_width(part: nn.Module) -> int | None:
-    """The width of one head, where a module says it."""
-    found = (getattr(part, name, None) for name in HEAD_WIDTHS)
-    return next((width for width in found if isinstance(width, int) and width > 0), None)
+    """Return the width of one head, where a module says it."""
+    widths = (getattr(part, name, None) for name in HEAD_WIDTHS)
+    return next((width for width in widths if isinstance(width, int) and width > 0), None)
 
 
 def find_attention(block: nn.Module, layers: Sequence[str]) -> str | None:
-    """The path of the one submodule with heads and linear layers in it; None where there is none, or several."""
-    found = [
+    """Return the path of the one submodule with heads and linear layers in it; None where there is none, or several."""
+    attentions = [
         path
         for path, part in block.named_modules()
         if path and read_head_width(part) and any(layer.startswith(f"{path}.") for layer in layers)
     ]
-    inner = [path for path in found if not any(other.startswith(f"{path}.") for other in found)]
+    inner = [path for path in attentions if not any(other.startswith(f"{path}.") for other in attentions)]
     return inner[0] if len(inner) == 1 else None
 
 
 def count_keys(sizes: Sequence[tuple[int, ...]], hidden: int, features: int, width: int) -> int:
-    """The number of key-value heads; 0 where the shapes are not those of an attention. sizes: of the projections,
-    outputs and inputs."""
+    """Return the number of key-value heads; 0 where the shapes are not those of an attention. sizes: of the
+    projections, outputs and inputs."""
     if features % width or any(inputs != hidden for _, inputs in sizes):
         return 0
     heads = features // width
@@ -137,7 +137,7 @@ def count_keys(sizes: Sequence[tuple[int, ...]], hidden: int, features: int, wid
 
 
 def name_roles(projections: Sequence[str], rows: Sequence[int]) -> tuple[str, str, str]:
-    """Which of the projections are queries, keys and values: by their initials, or else in this order."""
+    """Return which of the projections are queries, keys and values: by their initials, or else in this order."""
     if len(projections) == 1:
         return (projections[0],) * 3
     initials = {path.rpartition(".")[2][0].lower(): path for path in reversed(projections)}
@@ -149,7 +149,7 @@ def name_roles(projections: Sequence[str], rows: Sequence[int]) -> tuple[str, st
 
 
 def find_feed_forward(paths: Sequence[str], sizes: Sizes) -> tuple[tuple[str, ...], str | None, bool]:
-    """The layers before and after the feed-forward units, and whether one layer computes units and gates.
+    """Return the layers before and after the feed-forward units, and whether one layer computes units and gates.
 
     paths: the block's other linear layers, in order. The last pair is taken: of a mixture of experts a shared one.
     Layers that are all square are none of it, as those of an attention that is not known.
@@ -168,15 +168,15 @@ def find_feed_forward(paths: Sequence[str], sizes: Sizes) -> tuple[tuple[str, ..
 
 
 def find_depthwise(block: nn.Module, units: int) -> Iterator[str]:
-    """The depthwise convolutions of a block with a channel for each feed-forward unit."""
+    """Yield the depthwise convolutions of a block with a channel for each feed-forward unit."""
     for path, layer in block.named_modules():
         if isinstance(layer, CONVOLUTIONS) and layer.groups == layer.in_channels == layer.out_channels == units > 1:
             yield path
 
 
 def find_tables(block: nn.Module, shape: BlockShape) -> Iterator[tuple[str, int]]:
-    """The parameters of a block with a row, a column or, in the attention itself, a number for each head, as relative
-    position biases and attention sinks, by path and axis."""
+    """Yield the parameters of a block with a row, a column or, in the attention itself, a number for each head, as
+    relative position biases and attention sinks, by path and axis."""
     for path, parameter in block.named_parameters():
         if path.rpartition(".")[0] == shape.attention and parameter.shape == (shape.heads,):
             yield path, 0

@@ -100,7 +100,7 @@ class BlockwisePass:
         return get_hidden(self._module.get_submodule(self._anatomy.block(index))(self._states[number], *args, **kwargs))
 
     def observe(self, site: Site) -> Iterator[ConsumerActivations]:
-        """The activations at a site of the present block, batch by batch."""
+        """Yield the activations at a site of the present block, batch by batch."""
         seen: dict[str, Tensor] = {}
         followers: list[tuple[Tensor, Any]] = []
         root = self._anatomy.block(site.block)
@@ -137,7 +137,7 @@ class BlockwisePass:
                     seen[name] = value.reshape(*after.shape[:-1], -1)
             residual = find_residual(site, state, after, seen, followers)
             mask = self._masks[number]
-            x, y, residual = (select_tokens(each, mask) for each in (seen["x"], seen["y"], residual))
+            x, y, residual = (select_tokens(activations, mask) for activations in (seen["x"], seen["y"], residual))
             yield ConsumerActivations(x, residual + y, residual)
 
     def advance(self, index: int) -> None:
@@ -147,25 +147,27 @@ class BlockwisePass:
                 self._start_run(index + 1)
             return
         numbers = range(len(self._states))
-        self._states = [self._after[each] if each in self._after else self._run_block(each, index) for each in numbers]
+        self._states = [
+            self._after[number] if number in self._after else self._run_block(number, index) for number in numbers
+        ]
         self._after.clear()
 
 
 def get_hidden(output: Any) -> Tensor:
-    """The hidden states that a block gives, which may come first in a tuple."""
+    """Return the hidden states that a block gives, which may come first in a tuple."""
     hidden: Tensor = output[0] if isinstance(output, tuple) else output
     return hidden
 
 
-def is_same(state: Tensor, given: Tensor) -> bool:
+def is_same(state: Tensor, other: Tensor) -> bool:
     """Whether two hidden states are the same."""
-    return state is given or (state.shape == given.shape and torch.equal(state, given))
+    return state is other or (state.shape == other.shape and torch.equal(state, other))
 
 
 def find_residual(
     site: Site, state: Tensor, after: Tensor, seen: Mapping[str, Tensor], followers: Iterable[tuple[Tensor, Any]]
 ) -> Tensor:
-    """The residual stream that the output of a site's consumer is added to.
+    """Return the residual stream that the output of a site's consumer is added to.
 
     state, after: hidden states before and after the block. seen: the inputs of the source, unless it is not called, and
     of the consumer, and its output y. followers: input and output of each layer that ran after the consumer. Zeros

@@ -23,7 +23,7 @@ SAMPLES = 8
 
 
 def mask_units(module: nn.Module, kept: Mapping[str, tuple[Site, Sequence[int]]]) -> AbstractContextManager[None]:
-    """Inside the `with` block, all but the kept units of each site, by its consumer's path, are zero."""
+    """Zero all but the kept units of each site, by its consumer's path, inside the `with` block."""
     masks: dict[str, Tensor] = {}
     for path, (site, units) in kept.items():
         masks[path] = torch.zeros(site.units * site.width)
@@ -36,7 +36,7 @@ def mask_units(module: nn.Module, kept: Mapping[str, tuple[Site, Sequence[int]]]
 
 
 def skip_blocks(module: nn.Module, paths: Sequence[str]) -> AbstractContextManager[None]:
-    """Inside the `with` block, the blocks at these paths return their input."""
+    """Make the blocks at these paths return their input inside the `with` block."""
 
     def skip(path: str, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
         into = args[0] if args else kwargs["hidden_states"]
@@ -54,7 +54,7 @@ def prove(
     *,
     tolerance: float = TOLERANCE,
 ) -> float:
-    """The largest difference between the two models' outputs on a few samples, as a share of the largest output.
+    """Return the largest difference between the two models' outputs on a few samples, as a share of the largest output.
 
     mask: makes the context in which the larger model runs without the removed parts. Raises PruningError beyond the
     tolerance, or if the smaller model does not run at all.
@@ -65,25 +65,26 @@ def prove(
             with mask():
                 expected = call(larger, batch)
             try:
-                found = call(smaller, batch)
+                outputs = call(smaller, batch)
             except (RuntimeError, ValueError, IndexError) as error:
                 raise broken_cut(f"it does not run: {str(error).splitlines()[0]}") from error
-            worst = max(worst, *(relative_difference(expected[name], found[name]) for name in expected))
+            worst = max(worst, *(relative_difference(expected[name], outputs[name]) for name in expected))
     if not worst <= tolerance:
         raise broken_cut(f"its outputs differ by {worst:.2g} of the largest one, at most {tolerance:g} is expected")
     return worst
 
 
-def relative_difference(expected: Tensor, found: Tensor) -> float:
-    """The largest difference, as a share of the largest value; infinite for different shapes, NaN if any is NaN."""
-    if expected.shape != found.shape:
+def relative_difference(expected: Tensor, actual: Tensor) -> float:
+    """Return the largest difference, as a share of the largest value; infinite for different shapes, NaN if any is
+    NaN."""
+    if expected.shape != actual.shape:
         return math.inf
     largest = float(expected.abs().max())
-    return float((expected - found).abs().max()) / (largest or 1.0)
+    return float((expected - actual).abs().max()) / (largest or 1.0)
 
 
 def broken_cut(reason: str) -> PruningError:
-    """The error for a cut that changed more than the removed parts."""
+    """Return the error for a cut that changed more than the removed parts."""
     return PruningError(
         f"after the cut the model does not compute what it did before without the removed parts: {reason}. Leave this "
         f"stage out, and report the architecture: something in its blocks depends on what was removed"

@@ -43,12 +43,12 @@ def refit_blocks(
     units that stay; default: all. Returns the units that stay, by the consumer's path.
     """
     kept: dict[str, list[int]] = {}
-    found, reference = anatomy(module), anatomy(original)
+    blocks, reference = anatomy(module), anatomy(original)
     with torch.no_grad():
         old = BlockwisePass(original, reference, batches, changes=False)
-        new = BlockwisePass(module, found, batches, changes=True)
+        new = BlockwisePass(module, blocks, batches, changes=True)
         position = 0
-        for index, sites in enumerate(found.sites):
+        for index, sites in enumerate(blocks.sites):
             while position < counterparts[index]:
                 old.advance(position)
                 position += 1
@@ -74,8 +74,8 @@ def refit_blocks(
 def collect_halves(
     layer: nn.Module, old: BlockwisePass, original: Site, new: BlockwisePass, site: Site
 ) -> tuple[RegressionSums, RegressionSums]:
-    """The regression sums of a consumer, of every other batch each. The target is the output with which the residual
-    stream becomes the original's."""
+    """Return the regression sums of a consumer, of every other batch each. The target is the output with which the
+    residual stream becomes the original's."""
     halves = RegressionSums.zeros(layer), RegressionSums.zeros(layer)
     for number, (was, now) in enumerate(zip(old.observe(original), new.observe(site), strict=True)):
         halves[number % 2].add(now.x, was.total - now.residual)
@@ -83,7 +83,8 @@ def collect_halves(
 
 
 def find_counterparts(history: Iterable[Record], count: int) -> list[int]:
-    """The index that each block had among the original's `count` blocks, after a history in which some were removed."""
+    """Return the index that each block had among the original's `count` blocks, after a history in which some were
+    removed."""
     kept = list(range(count))
     for record in history:
         stayed = record.structure.get(BLOCKS, range(len(kept)))
@@ -92,18 +93,18 @@ def find_counterparts(history: Iterable[Record], count: int) -> list[int]:
 
 
 def find_target(checkpoint: Checkpoint, context: TorchContext) -> tuple[nn.Module, list[int]]:
-    """The model whose hidden states are the target, and its counterpart of each block: the original, or the checkpoint
-    itself where the original has other blocks or another width."""
+    """Return the model whose hidden states are the target, and its counterpart of each block: the original, or the
+    checkpoint itself where the original has other blocks or another width."""
     module, original = checkpoint.module, context.original.module
     mine, theirs = anatomy(module), anatomy(original)
-    blocks = find_counterparts(checkpoint.history, len(theirs.sites))
-    alike = [hidden_widths(each, found) for each, found in ((module, mine), (original, theirs))]
-    if len(blocks) == len(mine.sites) and alike[0] == [alike[1][index] for index in blocks]:
-        return original, blocks
+    counterparts = find_counterparts(checkpoint.history, len(theirs.sites))
+    alike = [hidden_widths(model, blocks) for model, blocks in ((module, mine), (original, theirs))]
+    if len(counterparts) == len(mine.sites) and alike[0] == [alike[1][index] for index in counterparts]:
+        return original, counterparts
     return module, list(range(len(mine.sites)))
 
 
-def hidden_widths(module: nn.Module, found: Anatomy) -> list[int]:
-    """The width of the hidden states in each block."""
-    consumers = [next(iter(sites.values())).consumer for sites in found.sites]
+def hidden_widths(module: nn.Module, blocks: Anatomy) -> list[int]:
+    """Return the width of the hidden states in each block."""
+    consumers = [next(iter(sites.values())).consumer for sites in blocks.sites]
     return [len(weight_matrix(module.get_submodule(path))) for path in consumers]

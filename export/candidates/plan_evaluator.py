@@ -18,7 +18,7 @@ from laconic.hardware import cores, this_machine
 from laconic.hashing import digest_arrays, environment_digest, hash_of
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import Plan
-from laconic.quantization.plan_digest import digest_plan
+from laconic.quantization.plan_file import digest_plan
 from laconic.recipes.goal import MARGIN
 from laconic.runtimes.predict import predict
 from laconic.tasks.fidelity import measure_fidelity

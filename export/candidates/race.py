@@ -13,7 +13,7 @@ from laconic.hashing import environment_digest, hash_of
 from laconic.models.source import Source
 from laconic.progress import Steps
 from laconic.quantization.graph import Graph
-from laconic.quantization.plan_digest import digest_plan
+from laconic.quantization.plan_file import digest_plan
 from laconic.timing.benchmark import BATCHES, TRIAL_BATCHES, benchmark_sessions
 from laconic.timing.measurements import ORIGINAL, Timing
 

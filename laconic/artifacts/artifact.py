@@ -19,13 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from laconic import registry
-from laconic.artifacts.artifact_files import (
-    check_digest,
-    check_external_data,
-    check_unlisted,
-    open_plain,
-    read_report,
-)
+from laconic.artifacts.artifact_files import check_digest, check_external_data, check_unlisted, open_plain, read_report
 from laconic.artifacts.golden import GoldenPair, find_golden_floor, measure_golden_agreement, read_golden
 from laconic.artifacts.manifest import (
     MANIFEST,
@@ -40,14 +34,7 @@ from laconic.artifacts.manifest import (
 )
 from laconic.artifacts.placement import Placement, find_fastest_placement
 from laconic.cache import Cache
-from laconic.errors import (
-    ArtifactError,
-    CorruptArtifact,
-    MissingPackage,
-    RuntimeFailure,
-    UnprovenArtifact,
-    UsageError,
-)
+from laconic.errors import ArtifactError, CorruptArtifact, MissingPackage, RuntimeFailure, UnprovenArtifact, UsageError
 from laconic.files import replace_folder
 from laconic.hardware import this_machine
 from laconic.hashing import environment_digest, hash_of

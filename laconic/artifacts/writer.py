@@ -10,15 +10,7 @@ from safetensors.numpy import save
 
 from laconic.arrays import Arrays
 from laconic.artifacts.golden import flatten_golden
-from laconic.artifacts.manifest import (
-    CALIBRATION,
-    FORMAT,
-    GOLDEN,
-    MANIFEST,
-    MEASURED,
-    REPORT,
-    Manifest,
-)
+from laconic.artifacts.manifest import CALIBRATION, FORMAT, GOLDEN, MANIFEST, MEASURED, REPORT, Manifest
 from laconic.artifacts.placement import Placement
 from laconic.hashing import digest_file, seal
 from laconic.tasks.task import Task

@@ -22,14 +22,7 @@ from laconic.models import builder as builders
 from laconic.models import timm_folder, wrappers
 from laconic.models.adapter import is_adapter
 from laconic.models.signature import probe_module
-from laconic.models.weights import (
-    fill,
-    fingerprint,
-    read_safetensors,
-    scan_weights,
-    tie,
-    write_weights,
-)
+from laconic.models.weights import fill, fingerprint, read_safetensors, scan_weights, tie, write_weights
 from laconic.tasks.task import Task, open_task
 from laconic.tensor import TensorSpec
 

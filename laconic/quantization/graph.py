@@ -1,5 +1,6 @@
 """The captured float graph and its layers."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -32,10 +33,7 @@ class Layer:
     @property
     def parameters(self) -> int:
         """Numbers in the weight."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)

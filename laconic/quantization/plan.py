@@ -72,8 +72,8 @@ class QuantizedWeight:
     @property
     def arrays(self) -> dict[str, Array]:
         """The arrays by name."""
-        found = {"integers": self.integers, "scales": self.scales}
-        return found if self.bias_correction is None else {**found, "bias_correction": self.bias_correction}
+        arrays = {"integers": self.integers, "scales": self.scales}
+        return arrays if self.bias_correction is None else {**arrays, "bias_correction": self.bias_correction}
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +106,7 @@ class PrecisionLadder:
 
     @classmethod
     def of(cls, plan: Plan) -> "PrecisionLadder":
-        """A ladder of a single plan."""
+        """Return a ladder of a single plan."""
         return cls(((plan,),))
 
     def keep_in_float(self, nodes: Collection[str]) -> "PrecisionLadder":

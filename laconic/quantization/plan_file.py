@@ -1,9 +1,10 @@
 """What calibration found for a plan, as arrays by name: ranges, SmoothQuant factors and bias corrections; and whether
-attention may run in INT8."""
+attention may run in INT8. And the digest of a plan."""
 
 import numpy as np
 
 from laconic.arrays import Array, Arrays
+from laconic.hashing import digest_arrays, hash_of
 from laconic.quantization.plan import Plan, Range, Smoothing
 
 ATTENTION = "attention"
@@ -11,8 +12,8 @@ ATTENTION = "attention"
 
 
 def pack_plan(plan: Plan) -> Arrays:
-    """The ranges, the smoothing and the bias corrections of a plan, as arrays by name. Its weights are left out: the
-    graph that it was placed in holds them. Whether attention may run in INT8 is there where it may not."""
+    """Return the ranges, the smoothing and the bias corrections of a plan, as arrays by name. Its weights are left out:
+    the graph that it was placed in holds them. Whether attention may run in INT8 is there where it may not."""
     arrays: Arrays = {f"range:{name}": np.array([each.low, each.high]) for name, each in plan.ranges.items()}
     for name, each in plan.smoothing.items():
         arrays[f"factors:{name}"] = each.factors
@@ -31,25 +32,39 @@ def unpack_attention(arrays: Arrays) -> bool:
 
 
 def unpack_ranges(arrays: Arrays) -> dict[str, Range]:
-    """The ranges among packed arrays, by tensor."""
+    """Return the ranges among packed arrays, by tensor."""
     return {name: to_range(array) for name, array in select(arrays, "range")}
 
 
 def unpack_smoothing(arrays: Arrays) -> dict[str, Smoothing]:
-    """The smoothing among packed arrays, by tensor."""
+    """Return the smoothing among packed arrays, by tensor."""
     return {name: Smoothing(array, to_range(arrays[f"limits:{name}"])) for name, array in select(arrays, "factors")}
 
 
 def unpack_bias_corrections(arrays: Arrays) -> dict[str, Array]:
-    """The bias corrections among packed arrays, by layer (node)."""
+    """Return the bias corrections among packed arrays, by layer (node)."""
     return dict(select(arrays, "bias"))
 
 
 def select(arrays: Arrays, kind: str) -> list[tuple[str, Array]]:
-    """The arrays of one kind, each with the name of what it belongs to."""
+    """Return the arrays of one kind, each with the name of what it belongs to."""
     return [(key.partition(":")[2], array) for key, array in arrays.items() if key.startswith(f"{kind}:")]
 
 
 def to_range(array: Array) -> Range:
-    """The range that [low, high] is."""
+    """Return the range that [low, high] is."""
     return Range(float(array[0]), float(array[1]))
+
+
+def digest_plan(plan: Plan) -> str:
+    """Return the digest of everything that is planned: plans with the same digest give the same graph."""
+    return hash_of(
+        sorted(plan.precision.items()),
+        sorted((name, limits.low, limits.high) for name, limits in plan.ranges.items()),
+        sorted(
+            (name, smoothing.limits.low, smoothing.limits.high, digest_arrays({"factors": smoothing.factors}))
+            for name, smoothing in plan.smoothing.items()
+        ),
+        sorted((*layer, weight.group_size, digest_arrays(weight.arrays)) for layer, weight in plan.weights.items()),
+        plan.attention,
+    )

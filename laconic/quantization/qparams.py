@@ -37,7 +37,7 @@ def fake_quantize_weight(weight: Array, axis: int) -> Array:
 
 
 def effective_group_size(group_size: int | None, rows: int) -> int:
-    """The number of inputs that share a scale: a group, or all `rows` of them where group_size is None."""
+    """Return the number of inputs that share a scale: a group, or all `rows` of them where group_size is None."""
     return min(group_size or rows, rows)
 
 
@@ -47,7 +47,7 @@ def expand_scales(scales: Array, rows: int, group_size: int | None) -> Array:
 
 
 def int4_scales(weight: Array, group_size: int | None) -> Array:
-    """Group-wise scales of a weight [in, out] in 4 bits with the least squared error: [groups, out] float32.
+    """Find group-wise scales of a weight [in, out] in 4 bits with the least squared error: [groups, out] float32.
 
     A smaller scale clips the largest weights and represents the others better, so several shares of the full scale are
     tried.
@@ -78,7 +78,7 @@ ActivationType = Literal["uint8", "int8", "float8"]
 
 
 def activation_qparams(limits: Range, dtype: ActivationType = "uint8") -> tuple[float, int]:
-    """Scale and zero point for a range.
+    """Return scale and zero point for a range.
 
     Zero is always represented exactly: padding is zero, and must stay so.
     """

@@ -42,7 +42,7 @@ class Goal(Strict):
 
 
 def find_max_drop(goal: Goal) -> float:
-    """The largest decrease of the metric that a goal allows where there are labels."""
+    """Return the largest decrease of the metric that a goal allows where there are labels."""
     return MAX_DROP if goal.max_drop is None else goal.max_drop
 
 

@@ -25,9 +25,9 @@ def find_recipe(recipe: Path) -> Path:
 
 def list_recipes() -> list[dict[str, Any]]:
     """List the ready recipes, JSON-ready: name, purpose (`says`: the comment at the top of the file), stages."""
-    found = []
+    recipes = []
     for path in sorted(HOME.glob("*.yaml"), key=lambda path: path.stem):
         lines = path.read_text(encoding="utf-8").splitlines()
         says = " ".join(line.removeprefix("#").strip() for line in takewhile(lambda line: line.startswith("#"), lines))
-        found.append({"name": path.stem, "says": says, "stages": read_yaml(path).get("stages", [])})
-    return found
+        recipes.append({"name": path.stem, "says": says, "stages": read_yaml(path).get("stages", [])})
+    return recipes

@@ -138,25 +138,25 @@ class Recipe(Origin):
         return self
 
     @classmethod
-    def load(cls, path: Path, *, trust: bool = False, **given: Any) -> "Recipe":
+    def load(cls, path: Path, *, trust: bool = False, **overrides: Any) -> "Recipe":
         """Read a recipe, validate it including the settings of its stages, and complete it: healing is inserted, and
         stages that a checkpoint cannot hold are removed.
 
-        trust: whether the file may name code by its address. given: keys from the command line, which override the
+        trust: whether the file may name code by its address. overrides: keys from the command line, which replace the
         file's, key by key. Relative paths in the file are resolved against the file's folder. Raises RecipeError with
         the file, the key and what was expected; UntrustedCode for an address in a file that nobody trusts;
         MissingPackage for a stage's packages.
         """
         content = read_yaml(path)
-        check_builder(content, path, trust=trust or given.get("builder") is not None)
+        check_builder(content, path, trust=trust or overrides.get("builder") is not None)
         if isinstance(content.get("data"), str):
             content = {**content, "data": {"calibrate": content["data"]}}
-        if isinstance(content.get("data"), dict) and isinstance(given.get("data"), (str, Path, dict)):
-            data = given["data"] if isinstance(given["data"], dict) else {"calibrate": given["data"]}
-            given = given | {"data": content["data"] | data}
-        if isinstance(content.get("goal"), dict) and isinstance(given.get("goal"), dict):
-            given = given | {"goal": content["goal"] | given["goal"]}
-        return cls.parse(content | given, where=str(path), trust=trust)
+        if isinstance(content.get("data"), dict) and isinstance(overrides.get("data"), (str, Path, dict)):
+            data = overrides["data"] if isinstance(overrides["data"], dict) else {"calibrate": overrides["data"]}
+            overrides = overrides | {"data": content["data"] | data}
+        if isinstance(content.get("goal"), dict) and isinstance(overrides.get("goal"), dict):
+            overrides = overrides | {"goal": content["goal"] | overrides["goal"]}
+        return cls.parse(content | overrides, where=str(path), trust=trust)
 
     @classmethod
     def parse(cls, content: Mapping[str, Any], *, where: str = "recipe", trust: bool = False) -> "Recipe":
@@ -173,9 +173,9 @@ class Recipe(Origin):
         return recipe
 
     @classmethod
-    def default(cls, source: str, **given: Any) -> "Recipe":
-        """Make the default recipe for a source. given: any other key."""
-        return cls.parse({"source": source, **given})
+    def default(cls, source: str, **settings: Any) -> "Recipe":
+        """Make the default recipe for a source. settings: any other key."""
+        return cls.parse({"source": source, **settings})
 
     @property
     def engines(self) -> tuple[str, ...]:

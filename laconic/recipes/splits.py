@@ -109,7 +109,8 @@ def divide_files(files: Mapping[str, Dataset], seed: int) -> dict[str, Dataset]:
 
 
 def find_most(judge: Dataset, goal: Goal, part: TestPart) -> dict[str, int]:
-    """The most samples to choose and to judge by; twice as many of the latter where they are used in two halves."""
+    """Return the most samples to choose and to judge by; twice as many of the latter where they are used in two
+    halves."""
     most = MOST if judge.labels is None else LABELLED if goal.max_drop is None else WHERE_ASKED
     return most if part == "all" else most | {"judge": 2 * most["judge"]}
 
@@ -131,7 +132,7 @@ def check_labels(judge: Dataset, task: Task | type[Task], max_drop: float | None
 
 
 def describe_uncertainty(judge: Dataset) -> str | None:
-    """A sentence where the samples to judge by are too few for a verdict, else None."""
+    """Return a sentence where the samples to judge by are too few for a verdict, else None."""
     count = len(judge)
     if count >= FEW:
         return None
@@ -142,7 +143,7 @@ def describe_uncertainty(judge: Dataset) -> str | None:
 
 
 def make_samples(task: Task, seed: int) -> SampleSplits:
-    """Splits of synthetic samples of the task: enough to compare answers on, not to choose by."""
+    """Make splits of synthetic samples of the task: enough to compare answers on, not to choose by."""
     parts = split(make_dataset(task.examples(MADE_UP, seed), task, name="made-up samples"), SHARES, seed)
     probe = parts["choose"].take(PROBE, seed)
     return SampleSplits(parts["calibrate"], parts["calibrate"], parts["choose"], probe, parts["judge"], fingerprints={})

@@ -13,7 +13,7 @@ from laconic.arrays import Array
 from laconic.artifacts.record import Record
 from laconic.cache import Cache
 from laconic.data.dataset import Dataset
-from laconic.hashing import digest_own_code
+from laconic.hashing import digest_own_code, environment_digest, hash_of
 from laconic.progress import Steps
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import Plan, PrecisionLadder
@@ -119,6 +119,19 @@ class TorchStage(Stage):
     def rebuild(module: "nn.Module", record: Record) -> None:
         """Replay the structural change on an unchanged module, so that the saved weights fit."""
 
+    def make_record(
+        self,
+        name: str,
+        checkpoint: "Checkpoint",
+        context: TorchContext,
+        figures: dict[str, float],
+        structure: dict[str, Any] | None = None,
+    ) -> Record:
+        """Make the record of this stage for a checkpoint's history. name: the stage's. structure: for `rebuild`."""
+        config, data = dump_settings(self), (context.calibrate.fingerprint, context.train.fingerprint)
+        key = hash_of(context.key, checkpoint.key, name, config, environment_digest(), data, context.seed)
+        return Record(stage=name, config=config, key=key, figures=figures, structure=structure or {})
+
 
 class PlanStage(Stage):
     """A stage that plans how the captured graph is quantized."""
@@ -127,7 +140,7 @@ class PlanStage(Stage):
 
     @abstractmethod
     def plan(self, graph: Graph, context: PlanContext) -> PrecisionLadder:
-        """Plans from the fastest to the most faithful; the first that meets the goal is taken, for each engine."""
+        """Propose plans, the fastest first; for each engine the first that meets the goal is taken."""
 
 
 def dump_settings(stage: Stage) -> dict[str, Any]:

@@ -44,12 +44,12 @@ def find_stages_to_heal(stages: Sequence[Stage], heal: Stage) -> list[int]:
 
     Stages are left out where healing would destroy a property made before, such as zeros that training would fill.
     """
-    found = []
+    numbers = []
     made: set[Property] = set()
     for number, (stage, after) in enumerate(zip(stages, [*stages[1:], None], strict=True)):
         made |= stage.makes
         if not (isinstance(stage, TorchStage) and stage.lossy):
             continue
         if not (isinstance(after, TorchStage) and after.trains) and not heal.breaks & made:
-            found.append(number)
-    return found
+            numbers.append(number)
+    return numbers

@@ -1,7 +1,6 @@
 """Causal language modelling: a text to the token that follows it."""
 
 import copy
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, Unpack
@@ -17,7 +16,7 @@ from laconic.tasks.classification import TokenPrediction
 from laconic.tasks.preprocessing import Preprocessing, TextOptions
 from laconic.tasks.row_parsing import LABEL
 from laconic.tasks.text import SingleText
-from laconic.tasks.training_needs import HealingLoss
+from laconic.tasks.training_needs import HealingLoss, measure_perplexity
 from laconic.tensor import TensorSpec
 
 CHAT = "chat_template.json"
@@ -148,8 +147,7 @@ class CausalLm(TokenPrediction, SingleText):
         return {"input_ids": ids, "attention_mask": mask}
 
     def figures_from_loss(self, loss: float) -> dict[str, float]:
-        """Return the perplexity; a loss of more than 700 is taken as 700, since its exponential is no float."""
-        return {"perplexity": math.exp(min(loss, 700.0))}
+        return measure_perplexity(loss)
 
     def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:
         """Compare the probabilities; after them the last hidden states, where layers are shared."""

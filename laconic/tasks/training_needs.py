@@ -1,11 +1,17 @@
 """What training needs to know of a task."""
 
+import math
 from typing import ClassVar, Literal
 
 from laconic.tasks.named_task import NamedTask
 
 HealingLoss = Literal["hidden-states", "last-hidden-state", "outputs", "probabilities", "similarities", "vectors"]
 """The distillation losses that healing knows."""
+
+
+def measure_perplexity(loss: float) -> dict[str, float]:
+    """Measure the perplexity; a loss of more than 700 is taken as 700, since its exponential is no float."""
+    return {"perplexity": math.exp(min(loss, 700.0))}
 
 
 class TrainingNeeds(NamedTask):

@@ -1,6 +1,5 @@
 """What tasks share whose models write a text token by token, with a decoder that reads a source."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -30,7 +29,7 @@ from laconic.tasks.null_answers import find_centre, shuffle_rows
 from laconic.tasks.task import Task
 from laconic.tasks.token_positions import find_filled, fit_positions
 from laconic.tasks.tolerance import Tolerance
-from laconic.tasks.training_needs import HealingLoss
+from laconic.tasks.training_needs import HealingLoss, measure_perplexity
 from laconic.tensor import BATCH, TensorSpec
 
 GENERATION = "generation.json"
@@ -210,8 +209,7 @@ class WrittenText(Task):
         return make_mean_scorer(np.array(shares))
 
     def figures_from_loss(self, loss: float) -> dict[str, float]:
-        """Return the perplexity; a loss of more than 700 is taken as 700, since its exponential is no float."""
-        return {"perplexity": math.exp(min(loss, 700.0))}
+        return measure_perplexity(loss)
 
     def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:
         return {"outputs": 1.0}

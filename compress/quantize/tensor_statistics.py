@@ -1,4 +1,5 @@
-"""A histogram observer: counts a tensor's values over any number of batches in constant memory."""
+"""Statistics of a tensor over any number of batches in constant memory: a histogram of its values, and minima, maxima
+and a sample of rows by channel."""
 
 import numpy as np
 
@@ -9,6 +10,10 @@ BINS = 8192
 
 SMALLEST = 1e-30
 """Smaller values are counted as zero, as the width of a bin would underflow."""
+
+SAMPLED_ROWS = 256
+"""Rows that are kept, whatever the number of samples."""
+ROWS_PER_BATCH = 2
 
 
 class Histogram:
@@ -66,6 +71,45 @@ class Histogram:
         return np.asarray(-self.reach + width * (np.arange(BINS) + 0.5))
 
     def quantile(self, share: float) -> float:
-        """The quantile for a share of the values, to within a bin."""
+        """Return the quantile for a share of the values, to within a bin."""
         edge = int(np.searchsorted(np.cumsum(self.counts), share * self.counts.sum()))
         return float(np.clip(self.centres[min(edge, BINS - 1)], self.low, self.high))
+
+
+class ChannelStatistics:
+    """Exact minimum and maximum of each channel (the last axis), and a uniform sample of rows, in constant memory."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.low: Array = np.full(1, np.inf, np.float32)
+        self.high: Array = np.full(1, -np.inf, np.float32)
+        self._rows: list[Array] = []
+        self._offered = 0
+        self._rng = np.random.default_rng(seed)
+
+    def add(self, values: Array) -> None:
+        """Observe a batch, [..., channels]."""
+        rows = values.reshape(-1, values.shape[-1])
+        self.low = np.minimum(self.low, rows.min(axis=0))
+        self.high = np.maximum(self.high, rows.max(axis=0))
+        for index in self._rng.integers(0, len(rows), ROWS_PER_BATCH):
+            self._offer(rows[index].copy())
+
+    def _offer(self, row: Array) -> None:
+        """Sample from a reservoir (Vitter, 1985): each row is kept with the same probability."""
+        self._offered += 1
+        if len(self._rows) < SAMPLED_ROWS:
+            self._rows.append(row)
+            return
+        slot = int(self._rng.integers(0, self._offered))
+        if slot < SAMPLED_ROWS:
+            self._rows[slot] = row
+
+    @property
+    def rows(self) -> Array:
+        """The sampled rows, [rows, channels]."""
+        return np.stack(self._rows)
+
+    @property
+    def absolute_max(self) -> Array:
+        """The largest absolute value of each channel, [channels]."""
+        return np.maximum(np.abs(self.low), np.abs(self.high))
