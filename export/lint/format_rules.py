@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from export.lint.lint_graph import LintGraph, Problem, attribute_of, name_of, type_name
+from export.lint.lint_graph import LintGraph, Problem, attribute_of, error, type_name, warning
 
 OPSETS = range(9, 26)
 """The opsets that the parser of TensorRT 11 takes."""
@@ -27,8 +27,7 @@ FOUR_BITS = (TensorProto.INT4, TensorProto.UINT4)
 def check_opset(graph: LintGraph) -> Iterator[Problem]:
     """Check that the parser takes the opset: the parser of TensorRT 11 takes opset 9 to 25 (NVIDIA's documentation)."""
     if graph.opset not in OPSETS:
-        yield (
-            "error",
+        yield error(
             "",
             f"the model has opset {graph.opset}, and TensorRT 11's parser takes {OPSETS.start} to {OPSETS.stop - 1}. "
             f"Export it with an opset in between",
@@ -40,9 +39,8 @@ def check_quantization_opset(graph: LintGraph) -> Iterator[Problem]:
     for node in graph.of_type("QuantizeLinear", "DequantizeLinear"):
         needed, what = find_needed_opset(graph, node)
         if graph.opset < needed:
-            yield (
-                "error",
-                name_of(node),
+            yield error(
+                node,
                 f"{node.op_type} with {what} exists from opset {needed}, and the model has {graph.opset}. Convert it "
                 f"to opset {needed} or later",
             )
@@ -73,9 +71,8 @@ def check_mixed_types(graph: LintGraph) -> Iterator[Problem]:
         names = [name for name in node.input[SAME_TYPE[node.op_type]] if name in graph.types]
         types = dict.fromkeys(graph.types[name] for name in names)
         if len(types) > 1:
-            yield (
-                "error",
-                name_of(node),
+            yield error(
+                node,
                 f"{node.op_type} reads {' and '.join(type_name(each) for each in types)}, and a strongly typed network "
                 f"casts nothing by itself. Insert a Cast",
             )
@@ -90,11 +87,11 @@ def check_overflow(graph: LintGraph) -> Iterator[Problem]:
             continue
         if values.size == 1:
             text = f"{name} is {values.reshape(-1)[0]} in FP16: a row that is masked as a whole becomes NaN in Softmax"
-            yield "warning", name, f"{text}. Use the lowest finite number, -65504"
+            yield warning(name, f"{text}. Use the lowest finite number, -65504")
         else:
             count = int(values.size - np.isfinite(values).sum())
             text = f"{count} of {values.size} numbers of {name} are infinite or NaN in FP16, which ends at 65504"
-            yield "error", name, f"{text}. Keep this tensor in FP32, or in BF16"
+            yield error(name, f"{text}. Keep this tensor in FP32, or in BF16")
 
 
 def check_float64(graph: LintGraph) -> Iterator[Problem]:
@@ -102,7 +99,7 @@ def check_float64(graph: LintGraph) -> Iterator[Problem]:
     values = {value.name: value.type.tensor_type.elem_type for value in graph.model.graph.input}
     for name, kind in {**values, **{name: tensor.data_type for name, tensor in graph.tensors.items()}}.items():
         if kind == TensorProto.DOUBLE:
-            yield "warning", name, f"{name} is FP64, which TensorRT casts to FP32. Export it in FP32"
+            yield warning(name, f"{name} is FP64, which TensorRT casts to FP32. Export it in FP32")
 
 
 def check_axes(graph: LintGraph) -> Iterator[Problem]:
@@ -112,12 +109,11 @@ def check_axes(graph: LintGraph) -> Iterator[Problem]:
             continue
         tensor = value.type.tensor_type
         if not tensor.HasField("shape"):
-            yield "warning", value.name, f"input {value.name} has no shape. Export it with the rank and named axes"
+            yield warning(value.name, f"input {value.name} has no shape. Export it with the rank and named axes")
             continue
         for axis, size in enumerate(tensor.shape.dim):
             if not size.dim_param and not size.HasField("dim_value"):
-                yield (
-                    "warning",
+                yield warning(
                     value.name,
                     f"axis {axis} of input {value.name} is dynamic and has no name, by which an optimization profile "
                     f"finds its bounds. Export it with a name (dynamic_shapes)",
@@ -141,4 +137,4 @@ def check_external_data(graph: LintGraph) -> Iterator[Problem]:
         elif path.stat().st_size < end:
             missing[name] = f"ends at byte {end} of {path.name}, which has {path.stat().st_size}"
     for name, what in missing.items():
-        yield "error", name, f"the data of {name} {what}. Copy the model again, with its external data"
+        yield error(name, f"the data of {name} {what}. Copy the model again, with its external data")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from onnx import NodeProto, TensorProto
 
-from export.lint.lint_graph import COMMUTING, LintGraph, Problem, attribute_of, name_of
+from export.lint.lint_graph import COMMUTING, LintGraph, Problem, attribute_of, error, name_of, warning
 from export.lint.scale_rules import find_type, list_biases, read_scale
 
 CONVOLUTIONS = ("Conv", "ConvTranspose")
@@ -101,7 +101,7 @@ def check_half_quantized(graph: LintGraph) -> Iterator[Problem]:
             what, missing = "the weight is quantized and the input is not", "the input too, or keep the layer in float"
         else:
             what, missing = "the input is quantized and the weight is not", "the weight too, or keep the layer in float"
-        yield "error", name_of(node), f"{node.op_type}: {what}, so that it runs in float. Quantize {missing}"
+        yield error(node, f"{node.op_type}: {what}, so that it runs in float. Quantize {missing}")
 
 
 def check_weight_axis(graph: LintGraph) -> Iterator[Problem]:
@@ -123,9 +123,8 @@ def check_weight_axis(graph: LintGraph) -> Iterator[Problem]:
             continue
         scale_axis = attribute_of(node, "axis", 1) % max(len(shape), 1)
         if scale_axis != axis:
-            yield (
-                "error",
-                name_of(node),
+            yield error(
+                node,
                 f"the weight of {name_of(layer.node)} has its scales along axis {scale_axis}, and TensorRT has 8-bit "
                 f"kernels for scales per output channel, axis {axis}. Quantize along axis {axis}",
             )
@@ -136,9 +135,8 @@ def check_bias(graph: LintGraph) -> Iterator[Problem]:
     for node, name in list_biases(graph):
         source = graph.producers.get(name)
         if source is not None and source.op_type in ("QuantizeLinear", "DequantizeLinear"):
-            yield (
-                "error",
-                name_of(node),
+            yield error(
+                node,
                 f"the bias {name} is behind {source.op_type}, and TensorRT adds biases in float. Store it in float",
             )
 
@@ -156,9 +154,8 @@ def check_residual_additions(graph: LintGraph) -> Iterator[Problem]:
         joins = direct or any(is_convolution_output(graph, name) for name in quantized)
         floating = [name for name in sides if name not in (*quantized, *direct)]
         if len(sides) == 2 and joins and (floating or not quantized):
-            yield (
-                "warning",
-                name_of(node),
+            yield warning(
+                node,
                 f"Add joins a quantized convolution with {(floating or direct)[0]}, which is not quantized, so that "
                 f"the convolution writes floats. Insert QuantizeLinear and DequantizeLinear before this side",
             )

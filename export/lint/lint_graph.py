@@ -185,3 +185,13 @@ def type_name(number: int) -> str:
     """Return the name of an element type, as in onnx.proto: `FLOAT16`."""
     known = number in TensorProto.DataType.values()
     return str(TensorProto.DataType.Name(number)) if known else f"type {number}"
+
+
+def error(place: NodeProto | str, message: str) -> Problem:
+    """Make the problem of a graph that is refused, or of a layer that leaves its 8-bit arithmetic."""
+    return "error", place if isinstance(place, str) else name_of(place), message
+
+
+def warning(place: NodeProto | str, message: str) -> Problem:
+    """Make the problem of a graph that is slower than it need be, or of which it is not certain that it is refused."""
+    return "warning", place if isinstance(place, str) else name_of(place), message

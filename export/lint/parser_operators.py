@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from onnx import NodeProto
 
-from export.lint.lint_graph import DEFAULT_DOMAINS, LintGraph, Problem, attribute_of, name_of
+from export.lint.lint_graph import DEFAULT_DOMAINS, LintGraph, Problem, attribute_of, error, warning
 
 SUPPORTED_TABLE = """
 Abs Acos Acosh Add And ArgMax ArgMin Asin Asinh Atan Atanh Attention AveragePool BatchNormalization BlackmanWindow
@@ -67,9 +67,8 @@ def check_domains(graph: LintGraph) -> Iterator[Problem]:
     functions = {(function.domain, function.name) for function in graph.model.functions}
     for node in graph.all_nodes():
         if node.domain not in DEFAULT_DOMAINS and (node.domain, node.op_type) not in functions:
-            yield (
-                "error",
-                name_of(node),
+            yield error(
+                node,
                 f"{node.op_type} of domain {node.domain!r} is not an ONNX operator, and TensorRT has it only with a "
                 f"plugin. Write it with standard operators",
             )
@@ -79,11 +78,10 @@ def check_operators(graph: LintGraph) -> Iterator[Problem]:
     """Find operators that the parser refuses; a warning for those that its table does not list."""
     for node in standard_nodes(graph):
         if node.op_type in UNSUPPORTED:
-            yield "error", name_of(node), f"TensorRT's parser has no {node.op_type}. Replace it by other operators"
+            yield error(node, f"TensorRT's parser has no {node.op_type}. Replace it by other operators")
         elif node.op_type not in SUPPORTED | DYNAMIC:
-            yield (
-                "warning",
-                name_of(node),
+            yield warning(
+                node,
                 f"{node.op_type} is not in the operator table of TensorRT's parser. Replace it by older operators, or "
                 f"try to build",
             )
@@ -93,9 +91,8 @@ def check_dynamic_quantization(graph: LintGraph) -> Iterator[Problem]:
     """Find operators of dynamic quantization and of the QOperator format, which the parser refuses."""
     for node in standard_nodes(graph):
         if node.op_type in DYNAMIC:
-            yield (
-                "error",
-                name_of(node),
+            yield error(
+                node,
                 f"TensorRT's parser has no {node.op_type}: it takes INT8 as QuantizeLinear and DequantizeLinear with "
                 f"constant scales. Quantize statically (quantize.static)",
             )
@@ -107,16 +104,15 @@ def check_limits(graph: LintGraph) -> Iterator[Problem]:
     for node in standard_nodes(graph):
         needs, what = LIMITS.get(node.op_type, (None, ""))
         if needs is not None and needs(node):
-            yield "warning", name_of(node), f"TensorRT's parser does not take {what} of {node.op_type}. Export without"
+            yield warning(node, f"TensorRT's parser does not take {what} of {node.op_type}. Export without")
 
 
 def check_data_dependence(graph: LintGraph) -> Iterator[Problem]:
     """Find shapes that depend on data and control flow: they split the engine, and CUDA graphs cannot capture them."""
     for node in standard_nodes(graph):
         if node.op_type in DATA_DEPENDENT:
-            yield (
-                "warning",
-                name_of(node),
+            yield warning(
+                node,
                 f"{node.op_type} makes shapes or the order of execution depend on data: TensorRT stops fusing around "
                 f"it, and such an engine cannot be replayed as a CUDA graph. Replace it by a mask or by fixed shapes",
             )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from export.lint.lint_graph import LintGraph, Problem, attribute_of, name_of, type_name
+from export.lint.lint_graph import LintGraph, Problem, attribute_of, error, name_of, type_name, warning
 from laconic.arrays import Array
 
 QUANTIZED_TYPES = (TensorProto.INT8, TensorProto.FLOAT8E4M3FN, TensorProto.INT4, TensorProto.FLOAT4E2M1)
@@ -65,17 +65,14 @@ def check_quantized_type(graph: LintGraph) -> Iterator[Problem]:
             continue
         if kind not in QUANTIZED_TYPES:
             implied = "" if node.op_type == "DequantizeLinear" or any(node.input[2:]) else " (it has no zero point)"
-            yield (
-                "error",
-                name_of(node),
+            yield error(
+                node,
                 f"{node.op_type} uses {type_name(kind)}{implied}, and TensorRT on a GPU takes INT8 and FLOAT8E4M3FN. "
                 f"Quantize to signed INT8 with zero point 0",
             )
         elif kind == TensorProto.INT4 and node.op_type == "QuantizeLinear" and not graph.is_weight(node):
-            yield (
-                "error",
-                name_of(node),
-                "an activation is quantized to INT4, which TensorRT takes for weights only. Quantize it to INT8",
+            yield error(
+                node, "an activation is quantized to INT4, which TensorRT takes for weights only. Quantize it to INT8"
             )
 
 
@@ -85,9 +82,8 @@ def check_zero_points(graph: LintGraph) -> Iterator[Problem]:
         stored = graph.array(node.input[2]) if len(node.input) > 2 and node.input[2] else None
         points = np.zeros(1) if stored is None else stored.astype(np.float64)
         if points.any():
-            yield (
-                "error",
-                name_of(node),
+            yield error(
+                node,
                 f"{node.op_type} has the zero point {points[points != 0][0]:g}, and TensorRT's quantization is "
                 f"symmetric. Quantize to signed INT8 with zero point 0",
             )
@@ -99,9 +95,8 @@ def check_dynamic_scales(graph: LintGraph) -> Iterator[Problem]:
         for name in filter(None, node.input[1:]):
             source = graph.producers.get(name)
             if name not in graph.constants or (source is not None and source.op_type not in SCALE_SOURCES):
-                yield (
-                    "error",
-                    name_of(node),
+                yield error(
+                    node,
                     f"{name} of {node.op_type} is computed when the model runs, and TensorRT needs a constant. "
                     f"Calibrate, and store the scale as an initializer (quantize.static)",
                 )
@@ -113,9 +108,8 @@ def check_scales(graph: LintGraph) -> Iterator[Problem]:
         scale = read_scale(graph, node)
         if scale is not None and not (np.isfinite(scale) & (scale > 0)).all():
             worst = scale[~(np.isfinite(scale) & (scale > 0))][0]
-            yield (
-                "error",
-                name_of(node),
+            yield error(
+                node,
                 f"a scale of {node.op_type} is {worst:g}, and all must be positive and finite. Calibrate again; in "
                 f"FP16 a scale below 6e-8 is zero, so keep this one in FP32",
             )
@@ -131,9 +125,8 @@ def check_pairs(graph: LintGraph) -> Iterator[Problem]:
         if first is None or second is None or not first.size or not second.size:
             continue
         if not np.array_equal(first.ravel(), second.ravel()):
-            yield (
-                "warning",
-                name_of(node),
+            yield warning(
+                node,
                 f"{name_of(producer)} and {name_of(node)} have different scales ({first.flat[0]:g} and "
                 f"{second.flat[0]:g}): the pair multiplies by their ratio. Use one initializer for both",
             )
@@ -145,9 +138,8 @@ def check_activation_granularity(graph: LintGraph) -> Iterator[Problem]:
         scale = read_scale(graph, node)
         if graph.is_weight(node) or scale is None or scale.size == 1 or attribute_of(node, "block_size", 0):
             continue
-        yield (
-            "error",
-            name_of(node),
+        yield error(
+            node,
             f"an activation has {scale.size} scales, and TensorRT takes one per tensor for activations. Calibrate the "
             f"tensor as a whole; SmoothQuant (smoothquant: true) evens out its channels",
         )
@@ -158,9 +150,8 @@ def check_weight_quantizers(graph: LintGraph) -> Iterator[Problem]:
     times as large."""
     for node in graph.of_type("QuantizeLinear"):
         if graph.is_weight(node):
-            yield (
-                "warning",
-                name_of(node),
+            yield warning(
+                node,
                 f"the weight {node.input[0]} is stored in float and quantized by {name_of(node)}. Store the integers, "
                 f"with DequantizeLinear alone",
             )
@@ -183,9 +174,8 @@ def check_int4_blocks(graph: LintGraph) -> Iterator[Problem]:
             what, expected = f"has {shape[axis]} numbers along axis {axis}", f"a multiple of the block size {size}"
         else:
             continue
-        yield (
-            "error",
-            name_of(node),
+        yield error(
+            node,
             f"the INT4 weight {node.input[0]} {what}, and TensorRT takes {expected}. Quantize again (group_size: 128), "
             f"or use 8 bits",
         )

@@ -10,7 +10,7 @@ import numpy as np
 from onnx import TensorProto
 
 from export.lint.layer_rules import WeightedNode, list_weighted
-from export.lint.lint_graph import LintGraph, Problem, attribute_of, name_of
+from export.lint.lint_graph import LintGraph, Problem, attribute_of, warning
 from laconic.arrays import Array
 
 LEAST_CHANNELS = 256
@@ -55,7 +55,7 @@ def check_sparsity(graph: LintGraph) -> Iterator[Problem]:
         reason = explain_density(graph, weight)
         if reason:
             share = f"{100 * weight.zeros:.0f} % of the weights are zero, and take the time of others: "
-            yield "warning", name_of(weight.layer.node), share + reason
+            yield warning(weight.layer.node, share + reason)
 
 
 def explain_density(graph: LintGraph, weight: SparseWeight) -> str:
