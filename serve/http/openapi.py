@@ -7,27 +7,21 @@ from urllib.parse import quote
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from serve.http.operation_schema import describe_embeddings, describe_infer, describe_predict
+from serve.http.operation_schema import (
+    STRING,
+    describe_embeddings,
+    describe_infer,
+    describe_predict,
+    make_object,
+)
 from serve.model_repository.model import Model
 from serve.model_repository.repository import Repository
 
-ERROR = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
-OPENAI_ERROR = {
-    "type": "object",
-    "properties": {
-        "error": {
-            "type": "object",
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-            "required": ["message", "type", "param", "code"],
-        }
-    },
-    "required": ["error"],
-}
+NULLABLE = {"type": ["string", "null"]}
+ERROR = make_object({"error": STRING})
+OPENAI_ERROR = make_object(
+    {"error": make_object({"message": STRING, "type": STRING, "param": NULLABLE, "code": NULLABLE})}
+)
 TEXTS = {
     400: "The request does not fit; the text says how.",
     401: "The request has no key, or an unknown one.",

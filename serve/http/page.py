@@ -1,6 +1,7 @@
 """The routes of the page. It loads nothing from other hosts, and needs no network."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,12 @@ from serve.http.model_card import describe_activity, describe_model
 from serve.model_repository.repository import Repository
 
 HOME = Path(__file__).parent / "static"
+FILES = (
+    ("/", "index.html", "text/html"),
+    ("/page/page.css", "page.css", "text/css"),
+    ("/page/page.js", "page.js", "text/javascript"),
+)
+"""The page's own files, with their paths and content types."""
 POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
     "media-src blob:; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
@@ -36,20 +43,8 @@ REPORT_POLICY = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src
 def add_page(app: FastAPI, repository: Repository) -> None:
     """Add the page and what it asks the server for."""
 
-    @app.get("/", include_in_schema=False)
-    async def home() -> Response:
-        """Show the page for people."""
-        return send_file("index.html", "text/html")
-
-    @app.get("/page/page.css", include_in_schema=False)
-    async def style() -> Response:
-        """Send the page's style."""
-        return send_file("page.css", "text/css")
-
-    @app.get("/page/page.js", include_in_schema=False)
-    async def script() -> Response:
-        """Send the page's script."""
-        return send_file("page.js", "text/javascript")
+    for path, name, content_type in FILES:
+        app.add_api_route(path, partial(send_file, name, content_type), include_in_schema=False)
 
     @app.get("/page/models", include_in_schema=False)
     async def cards() -> Response:
