@@ -93,7 +93,7 @@ def unpack(body: bytes, coding: bytes, limit: int) -> bytes:
 
 
 async def read_json(body: bytes, settings: Settings, reservation: Reservation) -> Any:
-    """Read what the JSON of a body holds, read off the event loop if it is long. Raises what `from_json` raises."""
+    """Read the JSON of a body, off the event loop if it is long. Raises what `from_json` raises."""
     if len(body) <= OFFLOAD_FROM:
         return from_json(body, settings)
     reservation.add(ELEMENT_BYTES * await offload(count_elements, body, settings, long=True))
