@@ -18,7 +18,7 @@ from export.candidates.candidate_builder import SOUND_SAMPLES, CandidateBuilder
 from export.candidates.collect_evidence import collect_evidence
 from export.candidates.engine_option import SENSITIVITY_OPTION, EngineOption, list_options
 from export.candidates.layer_trials import LayerTrials
-from export.candidates.magnitudes import OVERFLOW_SAMPLES, find_overflow
+from export.candidates.magnitudes import OVERFLOW_SAMPLES, describe_overflow, find_overflow
 from export.candidates.plan_evaluator import PlanEvaluator
 from export.candidates.race import race, time_chosen
 from export.lineage import Lineage, open_lineage, summarize_fidelity
@@ -229,8 +229,10 @@ class EngineBuild:
             )
         if not any(option.compute == "float16" for option in options):
             return options
-        few = self.samples.choose.take(OVERFLOW_SAMPLES, self.recipe.seed)
-        overflow = find_overflow(graph, (batch for _, batch in batches(few, self.task, 1)), self.folder, self.steps)
+        with self.steps.step("find what exceeds FP16") as step:
+            few = self.samples.choose.take(OVERFLOW_SAMPLES, self.recipe.seed)
+            overflow = find_overflow(graph, (batch for _, batch in batches(few, self.task, 1)), self.folder)
+            step.note = describe_overflow(overflow)
         return [replace(option, overflow=overflow) for option in options]
 
     def plan(

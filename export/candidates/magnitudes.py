@@ -10,7 +10,6 @@ from onnx import TensorProto, helper, numpy_helper
 from export.capture.model_file import save_model
 from export.passes.half import find_float_tensors
 from laconic.arrays import Arrays
-from laconic.progress import Steps
 from laconic.quantization.graph import Graph
 from laconic.runtimes.onnxruntime import OnnxRuntime
 
@@ -24,23 +23,25 @@ HEADROOM = 2.0
 """How much larger than on the samples seen a tensor may become before it overflows."""
 
 
-def find_overflow(graph: Graph, batches: Iterable[Arrays], folder: Path, steps: Steps) -> frozenset[str]:
+def find_overflow(graph: Graph, batches: Iterable[Arrays], folder: Path) -> frozenset[str]:
     """Find the tensors of a float graph that exceed FP16: weights, and activations that come within HEADROOM of it.
 
     batches: inputs by name. folder: for the graph with every tensor as an output.
     """
-    with steps.step("find what exceeds FP16") as step:
-        model = onnx.load(graph.path)
-        floats = find_float_tensors(model)
-        weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-        largest = {name: float(np.abs(weights[name]).max(initial=0)) for name in floats & weights.keys()}
-        overflow = {name for name, value in largest.items() if value > LARGEST}
-        activations = measure_largest(model, floats - weights.keys(), batches, folder / "magnitudes.onnx")
-        overflow |= {name for name, value in activations.items() if not value * HEADROOM <= LARGEST}
-        first = sorted(overflow)[:SHOWN]
-        more = f" and {len(overflow) - SHOWN} more" if len(overflow) > SHOWN else ""
-        step.note = f"{len(overflow)} tensors" + (f": {', '.join(first)}{more}" if overflow else "")
-        return frozenset(overflow)
+    model = onnx.load(graph.path)
+    floats = find_float_tensors(model)
+    weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    largest = {name: float(np.abs(weights[name]).max(initial=0)) for name in floats & weights.keys()}
+    activations = measure_largest(model, floats - weights.keys(), batches, folder / "magnitudes.onnx")
+    overflow = {name for name, value in largest.items() if value > LARGEST}
+    return frozenset(overflow | {name for name, value in activations.items() if not value * HEADROOM <= LARGEST})
+
+
+def describe_overflow(overflow: Collection[str]) -> str:
+    """Say how many tensors exceed FP16, with the names of the first."""
+    first = ", ".join(sorted(overflow)[:SHOWN])
+    more = f" and {len(overflow) - SHOWN} more" if len(overflow) > SHOWN else ""
+    return f"{len(overflow)} tensors" + (f": {first}{more}" if overflow else "")
 
 
 def measure_largest(
