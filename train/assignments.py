@@ -10,7 +10,7 @@ from laconic.errors import RecipeError
 
 
 def assign_all(content: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
-    """The content of a recipe with each `key=value` assigned.
+    """Return the content of a recipe with each `key=value` assigned.
 
     A key may lead into a setting, as `data.limit` or `optimizer.adamw.lr`; a value is YAML. Raises RecipeError.
     """
@@ -28,7 +28,7 @@ def assign_all(content: Mapping[str, Any], assignments: Sequence[str]) -> dict[s
 
 
 def open_setting(value: Any, name: str) -> dict[str, Any]:
-    """A copy of a setting as keys and values: `data: d.jsonl` and `optimizer: adamw` are short for those."""
+    """Copy a setting as keys and values: `data: d.jsonl` and `optimizer: adamw` are short for those."""
     if isinstance(value, Mapping):
         return dict(value)
     if value is None:
@@ -37,7 +37,7 @@ def open_setting(value: Any, name: str) -> dict[str, Any]:
 
 
 def parse_value(text: str, where: str) -> Any:
-    """A value in YAML, such as a number, a name, or {key: value}. Raises RecipeError."""
+    """Parse a value in YAML, such as a number, a name, or {key: value}. Raises RecipeError."""
     try:
         return yaml.load(text, UniqueKeyLoader)  # noqa: S506 - a safe loader
     except (ValueError, RecursionError, yaml.YAMLError) as error:
@@ -45,6 +45,6 @@ def parse_value(text: str, where: str) -> Any:
 
 
 def set_learning_rate(optimizer: Any, rate: float) -> dict[str, Any]:
-    """The optimizer of a recipe with this learning rate. Raises ValidationError for no optimizer."""
+    """Return the optimizer of a recipe with this learning rate. Raises ValidationError for no optimizer."""
     named = NamedSettings.model_validate(optimizer)
     return {named.name: {**named.config, "lr": rate}}

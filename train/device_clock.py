@@ -7,7 +7,7 @@ import torch
 
 
 def make_clock(device: torch.device) -> Callable[[], float]:
-    """A clock in seconds, after the device's work is done: the thread's processor time on a CPU."""
+    """Make a clock in seconds that waits for the device's work: the thread's processor time on a CPU."""
     if device.type != "cuda":
         return time.thread_time
 

@@ -113,7 +113,7 @@ class PendingReport:
 def make_report(
     state: TrainState, batch: Batch, number: int, rate: float, seconds: float, waited: float, *, is_skipped: bool
 ) -> Callable[[float], StepReport]:
-    """A function from the loss of a step, which is not known yet, to the step's report."""
+    """Make a function from the loss of a step, which is not known yet, to the step's report."""
     rows, norm = next(iter(batch.values())).shape[0], None if is_skipped else state.gradient_norm
     tokens = state.objective.count_tokens(batch)
 
@@ -134,7 +134,7 @@ def make_report(
 
 
 def full_norm(norm: Tensor) -> float:
-    """A gradient norm over all ranks, also where each has a shard of the gradient."""
+    """Return a gradient norm over all ranks, also where each has a shard of the gradient."""
     return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
 
@@ -161,13 +161,13 @@ def check_learned(losses: Sequence[float]) -> None:
 
 
 def step_seed(seed: int, number: int) -> int:
-    """The seed of a step, from the seed of the run and the step's number."""
+    """Derive the seed of a step from the seed of the run and the step's number."""
     return (seed * 1_000_003 + number) % 2**63
 
 
 @contextmanager
 def catch_signals() -> Iterator[threading.Event]:
-    """An event that SIGTERM and Ctrl-C set in the body, for the loop to stop at the end of a step."""
+    """Yield an event that SIGTERM and Ctrl-C set in the body, for the loop to stop at the end of a step."""
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield asked
@@ -200,5 +200,5 @@ def translate_memory_errors() -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message: some of torch's carry a stack trace."""
+    """Return the first line of an error's message: some of torch's carry a stack trace."""
     return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -47,8 +47,8 @@ def observe(
     *,
     start: int,
 ) -> Iterator[list[Observer]]:
-    """The observers of a run while the body runs, on its first rank; they are closed after it. Phases of steps are
-    observed, too.
+    """Attach the observers of a run, and of the phases of its steps, for the body, on its first rank; they are closed
+    after it. Phases of steps are observed, too.
 
     folder: for logs and traces. start: steps that were done before it was resumed.
     """
@@ -86,7 +86,7 @@ def observe(
 
 
 def make_flops(state: TrainState, components: TrainingComponents, cache: Cache) -> Flops:
-    """The counter of the run's FLOPs, for its precision and its share of trainable parameters."""
+    """Make the counter of the run's FLOPs, for its precision and its share of trainable parameters."""
     low = any(technique.slot == "precision" for technique in components.techniques.values())
     dtype = torch.bfloat16 if low else torch.float32
     trainable = sum(parameter.numel() for parameter in state.module.parameters() if parameter.requires_grad)

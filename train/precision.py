@@ -30,7 +30,7 @@ T = TypeVar("T", bound=Training)
 
 
 def settle_precision(training: T, module: nn.Module, ranks: Ranks, cache: Cache, steps: Steps) -> T:
-    """The settings with `precision: auto` replaced by fp32 or bf16, reported with the reason.
+    """Replace `precision: auto` in the settings by fp32 or bf16, and report the reason.
 
     A technique that sets the precision stands, and so does one that places the weights; where it computes in BF16 and
     the device is slower in it than in FP32, there is a warning. BF16 is taken where it is faster for every rank.
@@ -66,24 +66,24 @@ def settle_precision(training: T, module: nn.Module, ranks: Ranks, cache: Cache,
 
 
 def sets_precision(technique: Technique) -> bool:
-    """Whether a technique decides itself in which precision the model computes."""
+    """Return whether a technique decides itself in which precision the model computes."""
     return technique.slot == "precision" or technique.places_weights
 
 
 def measure_bf16_gain(device: torch.device, cache: Cache) -> float:
-    """How many times as fast layers are trained in BF16 as in FP32 on a device. Measured once in a second or two, and
-    cached for the machine."""
+    """Measure how many times as fast layers are trained in BF16 as in FP32 on a device. Measured once in a second or
+    two, and cached for the machine."""
     key = hash_of("bf16 gain", 1, this_machine().model_dump(), name_device(device), library_digest())
     return float(cache.json(f"bf16-gain-{key}", lambda: time_layers(device)))
 
 
 def name_device(device: torch.device) -> str:
-    """The name of the processor or the GPU."""
+    """Return the name of the processor or the GPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else this_machine().processor
 
 
 def time_layers(device: torch.device) -> float:
-    """Seconds of a forward and backward pass of two layers in FP32, over those in BF16.
+    """Time a forward and backward pass of two layers in FP32, over the time in BF16.
 
     On a CPU one thread is timed by its processor time, and both precisions in turns: in wall-clock time on a busy
     machine, with two threads, the same passes took 7 to 20 times as long, and their ratio was anything from 0.7 to 1.4.
@@ -104,7 +104,7 @@ def time_layers(device: torch.device) -> float:
 
 
 def time_pass(layers: nn.Module, given: Tensor, dtype: torch.dtype, clock: Callable[[], float]) -> float:
-    """Seconds of a forward and backward pass under autocast to `dtype`."""
+    """Time a forward and backward pass under autocast to `dtype`, in seconds."""
     begin = clock()
     with torch.autocast(given.device.type, torch.bfloat16, enabled=dtype is torch.bfloat16, cache_enabled=False):
         loss = layers(given).float().square().mean()

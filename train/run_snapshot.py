@@ -18,7 +18,7 @@ log = logging.getLogger("laconic.train")
 
 @contextmanager
 def open_snapshots(folder: Path) -> Iterator[Snapshots]:
-    """The snapshots of a run while the body trains. A write that fails at the end is a warning: the run has its
+    """Open the snapshots of a run while the body trains. A write that fails at the end is a warning: the run has its
     result."""
     snapshots = Snapshots(folder)
     try:
@@ -48,7 +48,7 @@ def save_snapshot(snapshots: Snapshots, state: TrainState, losses: Sequence[floa
 
 
 def snapshot_content(state: TrainState, losses: Sequence[float]) -> dict[str, Any]:
-    """Everything that a snapshot keeps: model, optimizer, and the loop's own state. Tensors are not copied.
+    """Return everything that a snapshot keeps: model, optimizer, and the loop's own state. Tensors are not copied.
 
     losses: of each step so far.
     """

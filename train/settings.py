@@ -116,8 +116,8 @@ class Training(Strict):
         return self
 
     def components(self) -> TrainingComponents:
-        """The optimizer, the schedule and the techniques. Raises RecipeError where one is unknown, has wrong settings,
-        or cannot be combined with another."""
+        """Resolve the optimizer, the schedule and the techniques. Raises RecipeError where one is unknown, has wrong
+        settings, or cannot be combined with another."""
         techniques = {named.name: named.configure("technique", Technique) for named in self.techniques}
         optimizer = self.optimizer.configure("optimizer", Optimizer)
         check_compatibility(techniques, optimizer, max_grad_norm=self.max_grad_norm, ema=self.ema)
@@ -132,16 +132,16 @@ class Training(Strict):
         return TrainingComponents(optimizer, schedule, techniques, parameters, self.ema)
 
     def with_techniques(self, techniques: tuple[NamedSettings, ...], **changed: Any) -> Self:
-        """The same settings with other techniques."""
+        """Return the same settings with other techniques."""
         return self.model_copy(update={"techniques": techniques, **changed})
 
     def count_steps(self, rows: int) -> int:
-        """Steps of the whole run on so many rows of data. The last batch of an epoch may be smaller."""
+        """Count the steps of the whole run on so many rows of data. The last batch of an epoch may be smaller."""
         return self.steps or max(1, round(self.epochs * ceil(rows / self.batch_size)))
 
 
 def name_of(technique: Any) -> Any:
-    """The name of a technique as a recipe writes it, or as settings hold it."""
+    """Return the name of a technique as a recipe writes it, or as settings hold it."""
     if isinstance(technique, Mapping):
         return technique.get("name", next(iter(technique), None))
     return getattr(technique, "name", technique)
@@ -247,7 +247,7 @@ class TrainingRecipe(Training, Origin):
             raise type(error)(f"{where}: {error}") from None
 
     def to_yaml(self) -> str:
-        """The recipe as YAML; reading it gives the same recipe."""
+        """Format the recipe as YAML; reading it gives the same recipe."""
         content = self.model_dump(mode="json", exclude_defaults=True, exclude=set(NAMED))
         content |= {"optimizer": self.optimizer.to_yaml_value(), "schedule": self.schedule.to_yaml_value()}
         content["techniques"] = [technique.to_yaml_value() for technique in self.techniques]

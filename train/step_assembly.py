@@ -30,10 +30,10 @@ def make_step_parts(
     *,
     sharded: bool = False,
 ) -> StepParts:
-    """The parts of a step with every technique applied, not assembled yet.
+    """Make the parts of a step with every technique applied, not assembled yet.
 
-    sharded: whether the weights are to be sharded, so that no device ever holds all of them.
-    The module is changed in place: training mode, gradients for every floating-point parameter, float32.
+    sharded: whether the weights are to be sharded, so that no device ever holds all of them. The module is changed in
+    place: training mode, gradients for every floating-point parameter, float32.
     """
     for parameter in module.parameters():
         parameter.requires_grad_(parameter.is_floating_point())
@@ -96,5 +96,5 @@ def distribute_step(parts: StepParts, training: Training, ranks: Ranks) -> None:
 
 
 def sort_by_slot(techniques: Mapping[str, Technique]) -> list[Technique]:
-    """The techniques in the order in which they are applied."""
+    """Sort the techniques into the order in which they are applied."""
     return sorted(techniques.values(), key=lambda technique: SLOTS.index(technique.slot))

@@ -60,12 +60,12 @@ class TrainResult:
 
     @property
     def skipped(self) -> int:
-        """The number of batches that had no loss term."""
+        """Number of batches that had no loss term."""
         return sum(map(math.isnan, self.losses))
 
     @property
     def last_loss(self) -> float:
-        """The loss of the last batch that had one."""
+        """Loss of the last batch that had one."""
         return next(loss for loss in reversed(self.losses) if not math.isnan(loss))
 
 
@@ -144,7 +144,7 @@ def describe_skipped(result: TrainResult) -> str:
 
 
 def start_training(module: nn.Module, objective: Objective, training: Training, ranks: Ranks, steps: int) -> TrainState:
-    """The training state before the first of `steps` steps: techniques applied, optimizer and scheduler made."""
+    """Make the training state before the first of `steps` steps: techniques applied, optimizer and scheduler made."""
     components = training.components()
     torch.manual_seed(training.seed)
     parts = make_step_parts(module, objective, components, ranks.device, sharded=training.mesh.is_sharded)
@@ -164,7 +164,7 @@ def make_loader(
     *,
     start: int,
 ) -> BatchLoader:
-    """The batches of the steps from `start` to the end of the schedule."""
+    """Make the loader of the steps from `start` to the end of the schedule."""
     return BatchLoader(
         dataset,
         state.objective.collate,
@@ -179,6 +179,6 @@ def make_loader(
 
 
 def first_batch(objective: Objective, dataset: Dataset, sampler: BatchSampler, device: torch.device) -> Batch:
-    """The batch of the first step. Raises DataError for what all rows lack, which is no single row's fault."""
+    """Build the batch of the first step. Raises DataError for what all rows lack, which is no single row's fault."""
     batch = BatchBuilder(dataset, dataset.samples, objective.collate).collate(sampler.batch(0))
     return {name: tensor.to(device) for name, tensor in batch.items()}

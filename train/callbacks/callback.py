@@ -45,7 +45,7 @@ class Callback(BaseModel, ABC):
 
 
 def step_figures(report: StepReport) -> dict[str, float]:
-    """The figures of a step that trackers log, under the names that TensorBoard gets."""
+    """Return the figures of a step that trackers log, under the names that TensorBoard gets."""
     figures = {"train/loss": report.loss, "train/lr": report.lr, "train/gradient_norm": report.norm}
     figures[f"train/{report.unit}_per_second"] = report.count / max(report.seconds, 1e-9)
     if report.is_skipped:

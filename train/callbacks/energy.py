@@ -55,7 +55,7 @@ class NvmlDevice:
         self._handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
 
     def joules(self) -> float | None:
-        """The energy consumed since the driver was loaded, in joules."""
+        """Return the energy consumed since the driver was loaded, in joules."""
         millijoules = self._ask(self._nvml.nvmlDeviceGetTotalEnergyConsumption)
         return None if millijoules is None else millijoules / 1e3
 
@@ -76,7 +76,7 @@ class NvmlDevice:
         self._nvml.nvmlShutdown()
 
     def _ask(self, question: Callable[[Any], Any]) -> Any:
-        """The answer of NVML; None where the device has none: older ones count no energy, MIG slices report little."""
+        """Return what NVML answers; None where it cannot: older devices count no energy, MIG slices report little."""
         try:
             return question(self._handle)
         except self._nvml.NVMLError:
@@ -103,7 +103,7 @@ class Energy:
 
     @classmethod
     def of(cls, device: torch.device) -> "Energy":
-        """The observer of a device. Raises MissingPackage where it is CUDA and nvidia-ml-py is not installed."""
+        """Make the observer of a device. Raises MissingPackage where it is CUDA and nvidia-ml-py is not installed."""
         if device.type != "cuda":
             return cls(None, f"energy and utilisation are read from NVIDIA devices, and this run is on {device.type!r}")
         try:
@@ -135,7 +135,7 @@ class Energy:
         self.usage = summarise(self._samples, counted, self._units)
 
     def describe(self) -> str:
-        """A line as "device busy 91 % of the time, 1.2 kJ, 0.8 mJ each", or the reason why there is none."""
+        """Describe the usage in a line as "device busy 91 % of the time, 1200 J (counter)", or why there is none."""
         usage = self.usage
         if usage is None:
             return self.reason
@@ -148,7 +148,8 @@ class Energy:
 
 
 def summarise(samples: list[DeviceSample], counted: float | None, units: int) -> DeviceUsage:
-    """The usage over consecutive samples. counted: joules by the device's counter. units: tokens or rows processed."""
+    """Summarize the usage over consecutive samples. counted: joules by the device's counter. units: tokens or rows
+    processed."""
     integrated = integrate([(s.at, s.watts) for s in samples if s.watts is not None])
     joules = integrated if counted is None else counted
     seconds = samples[-1].at - samples[0].at
@@ -166,12 +167,12 @@ def summarise(samples: list[DeviceSample], counted: float | None, units: int) ->
 
 
 def integrate(power: list[tuple[float, float]]) -> float | None:
-    """Joules from (seconds, watts), by the trapezoidal rule; None for fewer than two."""
+    """Integrate (seconds, watts) to joules by the trapezoidal rule; None for fewer than two."""
     if len(power) < 2:
         return None
     return sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in pairwise(power))
 
 
 def mean(values: list[float]) -> float | None:
-    """The mean; None for an empty list."""
+    """Return the mean; None for an empty list."""
     return sum(values) / len(values) if values else None

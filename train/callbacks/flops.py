@@ -46,7 +46,7 @@ class Peak:
 
 
 def device_peak(device: torch.device, dtype: torch.dtype, cache: Cache) -> Peak:
-    """The peak from the data sheet where there is one, else the best that a large matrix product reaches here.
+    """Return the peak from the data sheet where there is one, else the best that a large matrix product reaches here.
 
     The measurement is made once per machine and cached. On a busy machine it may be too low, and the utilization too
     high.
@@ -63,7 +63,7 @@ def device_peak(device: torch.device, dtype: torch.dtype, cache: Cache) -> Peak:
 
 
 def precision_of(device: torch.device, dtype: torch.dtype) -> str:
-    """The precision in which matrices of this dtype are multiplied."""
+    """Return the precision in which matrices of this dtype are multiplied."""
     if dtype == torch.float32:
         lower = device.type == "cuda" and torch.backends.cuda.matmul.fp32_precision == "tf32"
         return "TF32" if lower else "FP32"
@@ -71,7 +71,7 @@ def precision_of(device: torch.device, dtype: torch.dtype) -> str:
 
 
 def datasheet(name: str, precision: str) -> float | None:
-    """Dense FLOP/s of a device by its CUDA name; None for MIG slices, and for what is not in the table."""
+    """Look up the dense FLOP/s of a device by its CUDA name; None for MIG slices, and for what is not in the table."""
     if "MIG" in name:
         return None
     for pattern, figures in DATASHEETS:
@@ -86,8 +86,9 @@ PATIENCE = 2.0
 
 
 def measure_peak(device: torch.device, dtype: torch.dtype, *, rounds: int = 20) -> float:
-    """FLOP/s of the fastest of some products of large square matrices, in the layout of a linear layer. Others may have
-    slower kernels: with the second matrix not transposed, BF16 on a core with AVX2 alone takes 2.4 s, and not 0.2."""
+    """Measure the FLOP/s of the fastest of several large matrix products, in the layout of a linear layer. Others may
+    have slower kernels: with the second matrix not transposed, BF16 on a core with AVX2 alone takes 2.4 s, and not
+    0.2."""
     size, repeat = (4096, 20) if device.type == "cuda" else (1024, 1)
     clock = time.perf_counter if device.type == "cuda" else processor_time
     generator = torch.Generator().manual_seed(0)
@@ -104,7 +105,7 @@ def measure_peak(device: torch.device, dtype: torch.dtype, *, rounds: int = 20) 
 
 
 def processor_time() -> float:
-    """Processor seconds per thread of this process, which do not count other processes on the same cores."""
+    """Return the processor seconds per thread of this process; other processes on the same cores do not count."""
     return time.process_time() / torch.get_num_threads()
 
 
@@ -150,8 +151,8 @@ class Flops:
         self._forward += counter.get_total_flops()
 
     def utilization(self, units: int, seconds: float) -> float | None:
-        """MFU of a step of `units` tokens or rows, 0 to 1; None where nothing was counted. The first call is for the
-        first step."""
+        """Return the MFU of a step of `units` tokens or rows, 0 to 1; None where nothing was counted. The first call is
+        for the first step."""
         if not self._forward or not units:
             return None
         if self._each is None:

@@ -43,7 +43,7 @@ class Journal:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a log, up to the first incomplete one; none where there is no log."""
+    """Read the lines of a log, up to the first incomplete one; none where there is no log."""
     found: list[dict[str, Any]] = []
     if path.is_file():
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():

@@ -55,7 +55,7 @@ class MlflowTracker(Callback):
             ) from error
 
     def _find_run(self, client: Any, run: RunDescription) -> str:
-        """The id of this run, also where it is resumed."""
+        """Find the id of this run where it is resumed, or create it."""
         found = client.get_experiment_by_name(self.experiment)
         experiment = found.experiment_id if found else client.create_experiment(self.experiment)
         same = client.search_runs([experiment], f"tags.laconic_run = '{run.key}'", max_results=1)

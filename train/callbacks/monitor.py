@@ -44,7 +44,7 @@ class StepReport:
 
     @property
     def unit(self) -> str:
-        """The unit of throughput: tokens, or rows where they are not texts."""
+        """Unit of throughput: tokens, or rows where they are not texts."""
         return "tokens" if self.tokens > self.rows else "rows"
 
     @property
@@ -88,7 +88,7 @@ class StepMeter:
             torch.cuda.reset_peak_memory_stats(device)
 
     def read(self, report: StepReport) -> StepFigures:
-        """The figures of a step."""
+        """Derive the figures of a step."""
         seconds = max(report.seconds, 1e-9)
         return StepFigures(
             speed=report.count / seconds,
@@ -99,7 +99,7 @@ class StepMeter:
         )
 
     def notes(self) -> list[str]:
-        """Explanations of the figures on this device, in a line each."""
+        """Explain the figures on this device, in a line each."""
         if self._device.type == "cuda":
             memory = "peak memory: tensors on the device, as the allocator counts them"
         else:
@@ -108,7 +108,7 @@ class StepMeter:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Peak bytes in use so far: of tensors on a CUDA device, else resident memory of the process."""
+    """Return the peak bytes in use so far: of tensors on a CUDA device, else resident memory of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     status = Path("/proc/self/status")
@@ -136,7 +136,7 @@ class MovingAverage:
 
     @property
     def value(self) -> float:
-        """The average of the values so far; nan without any."""
+        """Average of the values so far; nan without any."""
         return self._sum / self._weight if self._weight else math.nan
 
 

@@ -32,11 +32,11 @@ class RunEstimate:
                 self._report(spent / count, self._total - report.step)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 def format_estimate(seconds: float, left: int, evaluating: float = 0.0) -> str:
-    """The remaining time of a run in a line: "about 12 min: 690 steps of 1.04 s, and 9 s of evaluations".
+    """Format the remaining time of a run: "about 12 min: 690 steps of 1.04 s, and 9 s of evaluations".
 
     seconds: of a step. left: number of steps. evaluating: seconds of the evaluations to come.
     """

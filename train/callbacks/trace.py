@@ -23,7 +23,7 @@ EVENTS = 100_000
 
 
 def chain_phases(*phases: PhaseContext) -> PhaseContext:
-    """One phase context made of several, entered in this order."""
+    """Make one phase context of several, entered in this order."""
 
     @contextmanager
     def enter_all(name: str) -> Iterator[None]:

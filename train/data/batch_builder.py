@@ -52,7 +52,8 @@ class BatchBuilder(Dataset[Batch | WorkerError]):
             return WorkerError(type(error), str(error))
 
     def build(self, rows: Sequence[int]) -> Batch:
-        """The batch of these rows; without any, tensors without rows. Raises DataError with the number of a bad row."""
+        """Build the batch of these rows; without any, tensors without rows. Raises DataError with the number of a bad
+        row."""
         if not rows:
             return {name: tensor[:0] if tensor.ndim else tensor for name, tensor in self.build([0]).items()}
         try:
@@ -61,13 +62,13 @@ class BatchBuilder(Dataset[Batch | WorkerError]):
             raise self._locate(rows, error) from None
 
     def collate(self, rows: Sequence[int]) -> Batch:
-        """The batch of these rows, of at least one. Its errors name no row: a label may be missing in all."""
+        """Collate the batch of these rows, of at least one. Its errors name no row: a label may be missing in all."""
         indices = [row * self._per_row + offset for row in rows for offset in range(self._per_row)]
         labels = None if self._labels is None else [self._labels[index] for index in indices]
         return self._collate([self._samples[index] for index in indices], labels)
 
     def _locate(self, rows: Sequence[int], error: LaconicError) -> DataError:
-        """The error with the number of the row that causes it, which is the one that also fails alone."""
+        """Return the error with the number of the row that causes it, which is the one that also fails alone."""
         for row in rows if len(rows) > 1 else ():
             try:
                 self.collate([row])
@@ -132,7 +133,7 @@ def iterate_batches(
 
 
 def clean_error(error: Exception) -> Exception:
-    """An error of DataLoader without its traceback, whose frames would keep the workers alive for as long as the error.
+    """Remove the traceback of a DataLoader's error: its frames would keep the workers alive for as long as the error.
     The message has the traceback of the worker."""
     if isinstance(error, RuntimeError) and "DataLoader worker (pid" in str(error):
         return LaconicError(
@@ -170,7 +171,7 @@ def exit_with_parent() -> None:
 
 
 def pass_through(made: Any) -> Any:
-    """The collate function of DataLoader: what it gets is a batch already."""
+    """Return a batch as it is, which is all that DataLoader's collate function has to do."""
     return made
 
 
@@ -185,7 +186,7 @@ class WorkerPickler(pickle.Pickler):
 
 
 def is_sendable(dataset: data.Dataset, collate: Collate) -> bool:
-    """Whether the collate function and the samples can be sent to a worker process."""
+    """Return whether the collate function and the samples can be sent to a worker process."""
     try:
         WorkerPickler(io.BytesIO()).dump((collate, dataset.samples.pick([])))
     except (pickle.PicklingError, AttributeError, TypeError):

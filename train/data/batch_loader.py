@@ -126,7 +126,7 @@ class BatchLoader:
         return move_to_device(made, self._device)
 
     def report(self) -> str:
-        """How long the loop waited, as in "waited for data 0.3 s of 41.2 s (0.7 %), 2 workers"."""
+        """Report how long the loop waited, as in "waited for data 0.3 s of 41.2 s (0.7 %), 2 workers"."""
         share = self.waited / self.elapsed if self.elapsed else 0.0
         count = {0: "no workers", 1: "1 worker"}.get(self.workers, f"{self.workers} workers")
         parts = [f"waited for data {self.waited:.1f} s of {self.elapsed:.1f} s ({100 * share:.1f} %)", count]
@@ -136,5 +136,6 @@ class BatchLoader:
 
 
 def most_workers() -> int:
-    """The largest number of workers worth trying: one for each core, shared with the other ranks on this machine."""
+    """Return the largest number of workers worth trying: one for each core, shared with the other ranks on this
+    machine."""
     return max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))

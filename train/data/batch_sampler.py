@@ -54,16 +54,16 @@ class BatchSampler:
         self._shuffled = lru_cache(2)(self._shuffle)
 
     def epoch(self, step: int) -> int:
-        """The epoch that a step belongs to, from 0."""
+        """Return the epoch that a step belongs to, from 0."""
         return step // self.steps
 
     def global_batch(self, step: int) -> list[int]:
-        """The rows of a step on all ranks together."""
+        """Return the rows of a step on all ranks together."""
         start = step % self.steps * self.rows
         return [int(row) for row in self._shuffled(self.epoch(step))[start : start + self.rows]]
 
     def batch(self, step: int) -> list[int]:
-        """The rows of a step on this rank. Ranks differ by one row at most.
+        """Return the rows of a step on this rank. Ranks differ by one row at most.
 
         There are none where the last batch of an epoch has fewer rows than there are ranks.
         """
@@ -72,7 +72,7 @@ class BatchSampler:
         return rows[start:stop]
 
     def _shuffle(self, epoch: int) -> Array:
-        """All rows in the order of an epoch, [count] int64."""
+        """Shuffle all rows into the order of an epoch, [count] int64."""
         rng = np.random.default_rng((self._seed, epoch))
         rows = rng.permutation(self._count)
         if self._lengths is None:
@@ -87,6 +87,6 @@ class BatchSampler:
 
 
 def row_lengths(dataset: Dataset) -> tuple[int, ...]:
-    """The length of each row: that of its longer sample, where it has two."""
+    """Return the length of each row: that of its longer sample, where it has two."""
     per_row = dataset.per_row
     return tuple(max(dataset.lengths[row * per_row : (row + 1) * per_row]) for row in range(len(dataset.keys)))

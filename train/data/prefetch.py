@@ -87,7 +87,7 @@ def start_copies(batches: Generator[Batch, None, None], device: torch.device) ->
 
 
 def prefetch_to_cuda(batches: Generator[Batch, None, None], device: torch.device) -> Generator[Batch, None, None]:
-    """The batches on a CUDA device: one in use, and one that is copied meanwhile."""
+    """Yield the batches on a CUDA device: one in use, and one that is copied meanwhile."""
     ahead = PrefetchThread(start_copies(batches, device))
     try:
         for copy in ahead:
@@ -102,7 +102,7 @@ def prefetch_to_cuda(batches: Generator[Batch, None, None], device: torch.device
 
 
 def move_to_device(batches: Generator[Batch, None, None], device: torch.device) -> Generator[Batch, None, None]:
-    """The batches on the device; closing this generator closes their source."""
+    """Yield the batches on the device; closing this generator closes their source."""
     if device.type == "cuda":
         yield from prefetch_to_cuda(batches, device)
         return

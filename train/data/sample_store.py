@@ -63,20 +63,20 @@ class SampleStore(Sequence[Any]):
         return flat
 
     def describe(self) -> str:
-        """How many samples are stored where, as in "1797 samples kept on disk"."""
+        """Describe how many samples are stored where, as in "1797 samples kept on disk"."""
         place = "on disk" if isinstance(self._where, Path) else "in memory"
         some = "" if self.kept == len(self) else f" of {len(self)}"
         return f"{self.kept}{some} samples kept {place}"
 
 
 def is_decoded_on_access(dataset: Dataset) -> bool:
-    """Whether a sample is decoded each time that it is read: else there is nothing to store."""
+    """Return whether a sample is decoded each time that it is read: else there is nothing to store."""
     sample = dataset.samples[0]
     return isinstance(sample, np.ndarray) and dataset.samples[0] is not sample
 
 
 def decoder_key(task: Task) -> str:
-    """A key of how a task decodes samples: tasks that decode them differently have different keys."""
+    """Return a key of how a task decodes samples: tasks that decode them differently have different keys."""
     return hash_of(task.name, {name: content.decode() for name, content in task.assets().items()})
 
 

@@ -70,6 +70,6 @@ class WorkerCountSearch:
             self.workers, self.settled = self._best, True
 
     def describe(self) -> str:
-        """What was measured, as in "measured 31.0 ms a step with 0, 18.2 ms with 1"."""
+        """Describe what was measured, as in "measured 31.0 ms a step with 0, 18.2 ms with 1"."""
         parts = [f"{1000 * seconds:.1f} ms a step with {count}" for count, seconds in sorted(self.seconds.items())]
         return f"measured {', '.join(parts)}" if parts else "too few steps to measure"

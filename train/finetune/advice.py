@@ -25,7 +25,7 @@ SAMPLES = 64
 
 
 def copy_structure(checkpoint: Checkpoint, name: str) -> MetaModel:
-    """The structure of a checkpoint's model on the meta device; its weights are not copied."""
+    """Copy the structure of a checkpoint's model to the meta device, without its weights."""
     memo: dict[int, object] = {}
     for tensor in (*checkpoint.module.parameters(), *checkpoint.module.buffers()):
         empty = torch.empty_like(tensor, device="meta")
@@ -35,7 +35,7 @@ def copy_structure(checkpoint: Checkpoint, name: str) -> MetaModel:
 
 
 def measure_longest(checkpoint: Checkpoint, dataset: Dataset) -> int:
-    """The largest size of a free axis of any sample, as tokens of a truncated text; 1 where no axis is free."""
+    """Measure the largest size of a free axis of any sample, as tokens of a truncated text; 1 where no axis is free."""
     task = checkpoint.task
     free = [
         (spec.name, axis)
@@ -53,7 +53,7 @@ def measure_longest(checkpoint: Checkpoint, dataset: Dataset) -> int:
 def fit_to_memory(
     recipe: TrainingRecipe, subject: MetaModel, length: int, device: torch.device, steps: Steps
 ) -> tuple[TrainingRecipe, str]:
-    """The recipe with techniques that fit into its memory limit, and a line that says which were added.
+    """Return the recipe with techniques that fit into its memory limit, and a line that says which were added.
 
     A recipe that names techniques keeps them. Raises GoalMissed where these, or all combinations, are predicted not to
     fit.
@@ -80,7 +80,7 @@ def fit_to_memory(
 def advise(
     recipe: TrainingRecipe, subject: MetaModel, length: int, device: torch.device, steps: Steps, room: int
 ) -> tuple[TrainingRecipe | None, str]:
-    """After a step ran out of memory: a recipe that needs less, and what it turns on; None and the reason without one.
+    """Find a recipe that needs less memory than one that ran out of it, and what it turns on; None and the reason.
 
     room: bytes that were available before the run.
     """
@@ -95,12 +95,12 @@ def advise(
 
 
 def as_candidate(recipe: TrainingRecipe) -> Combination:
-    """The recipe as a candidate of the planner."""
+    """Return the recipe as a candidate of the planner."""
     return Combination(training=recipe, whole=True, exact=True)
 
 
 def adopt_techniques(recipe: TrainingRecipe, row: PlanRow, memory: int | None = None) -> TrainingRecipe:
-    """The recipe with the techniques of a row of the plan, and with a memory limit where one is given."""
+    """Return the recipe with the techniques of a row of the plan, and with a memory limit where one is given."""
     training: Training = row.combination.training
     low = training.components().multiplies_in_bf16
     return recipe.model_copy(
@@ -115,24 +115,24 @@ def adopt_techniques(recipe: TrainingRecipe, row: PlanRow, memory: int | None = 
 
 
 def describe(row: PlanRow) -> str:
-    """The techniques of a row of the plan, and its predicted memory."""
+    """Describe the techniques of a row of the plan, and its predicted memory."""
     names = ", ".join(format_technique(named) for named in row.combination.training.techniques) or "no techniques"
     return f"{names}; optimizer {row.combination.training.optimizer.name}: {format_binary_bytes(row.need)} predicted"
 
 
 def describe_cost(chosen: PlanRow, asked: PlanRow) -> str:
-    """The techniques of a row of the plan, with its time of a step relative to another row's."""
+    """Describe the techniques of a row of the plan, with its time of a step relative to another row's."""
     times = chosen.prediction.seconds / max(asked.prediction.seconds, 1e-12)
     return f"{describe(chosen)}, {times:.1f} times the time of a step"
 
 
 def capitalize(words: str) -> str:
-    """The text with a capital first letter."""
+    """Return the text with a capital first letter."""
     return words[:1].upper() + words[1:]
 
 
 def explain_misfit(found: MemoryPlan) -> str:
-    """The message where no combination of techniques fits."""
+    """Explain that no combination of techniques fits."""
     least = min(found.rows, key=lambda row: row.need)
     return (
         f"no combination of techniques fits into {format_binary_bytes(found.memory)}; the least that any takes is "
@@ -141,7 +141,7 @@ def explain_misfit(found: MemoryPlan) -> str:
 
 
 def measure_available(device: torch.device) -> int:
-    """Bytes that a training run may use: of the device, or of the machine within the limits of the process.
+    """Measure the bytes that a run may use: of the device, or of the machine within the limits of the process.
 
     Called before a run, since memory that a run has freed may stay mapped.
     """
@@ -155,6 +155,6 @@ def measure_available(device: torch.device) -> int:
 
 
 def address_space() -> int:
-    """Bytes of address space that the process has mapped; 0 where the system does not report them."""
+    """Return the bytes of address space that the process has mapped; 0 where the system does not report them."""
     pages = Path("/proc/self/statm")
     return int(pages.read_text().split()[0]) * resource.getpagesize() if pages.is_file() else 0

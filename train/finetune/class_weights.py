@@ -14,8 +14,8 @@ from laconic.tasks.task import Task
 def compute_class_weights(
     given: Literal["balanced"] | Mapping[str, float] | None, task: Task, dataset: Dataset
 ) -> list[float] | None:
-    """The weight of each class by its number, scaled so that their mean over the rows of the dataset is 1; None where
-    none are given.
+    """Compute the weight of each class by its number, scaled so that their mean over the rows of the dataset is 1; None
+    where none are set.
 
     given: "balanced" weighs a class by the inverse of its share of the rows; or weights by class, 1 for a class that is
     left out. Raises RecipeError for a class that there is not, and for labels that are no single classes.

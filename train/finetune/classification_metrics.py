@@ -21,8 +21,8 @@ class ClassCounts:
 
     @classmethod
     def of(cls, outputs: Array, labels: Array) -> "ClassCounts":
-        """From scores [samples, classes] and the numbers of the classes [samples], or whether each class is wanted
-        [samples, classes], where a class is found if its score is positive. Raises DataError."""
+        """Count from scores [samples, classes] and either the classes' numbers [samples] or indicators [samples,
+        classes], where a class is predicted if its score is positive. Raises DataError."""
         found, wanted = indicators(outputs, labels)
         counts = cls((found & wanted).sum(axis=0), found.sum(axis=0), wanted.sum(axis=0))
         seen = (counts.found + counts.wanted) > 0
@@ -30,7 +30,7 @@ class ClassCounts:
 
 
 def indicators(outputs: Array, labels: Array) -> tuple[Array, Array]:
-    """Whether each class is found and whether it is wanted, [samples, classes] bool. Raises DataError."""
+    """Return whether each class is predicted and whether it is labelled, [samples, classes] bool. Raises DataError."""
     check_classes(outputs, labels)
     if labels.ndim == 2:
         return outputs > 0, labels > 0.5
@@ -49,7 +49,7 @@ def check_classes(outputs: Array, labels: Array) -> None:
 
 
 def divide(numerators: Array, denominators: Array) -> Array:
-    """The quotients, 0 where a denominator is 0."""
+    """Divide, with 0 where a denominator is 0."""
     return np.where(denominators > 0, numerators / np.maximum(denominators, 1), 0.0)
 
 
@@ -61,7 +61,7 @@ class CountMetric(Metric):
 
     @abstractmethod
     def from_counts(self, counts: ClassCounts) -> float:
-        """The figure from what was found of each class."""
+        """Compute the figure from the counts of each class."""
 
 
 class Accuracy(Metric):
@@ -133,7 +133,8 @@ class Auc(Metric):
 
 
 def area_under_roc(scores: Array, wanted: Array) -> float:
-    """The probability that a wanted sample scores higher than another. scores: [samples]. wanted: [samples] bool."""
+    """Return the probability that a labelled sample scores higher than another. scores: [samples]. wanted: [samples]
+    bool."""
     positives, negatives = int(wanted.sum()), int((~wanted).sum())
     if not positives or not negatives:
         raise DataError("auc: a class has all samples of the validation set or none. Give --evaluate a file with both")

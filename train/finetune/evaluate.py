@@ -39,8 +39,8 @@ def evaluate(
     forward_context: ForwardContext = nullcontext,
     metrics: Mapping[str, Metric] = MappingProxyType({}),
 ) -> dict[str, float]:
-    """The mean loss, what the task makes of it (a perplexity) or else its metric, where the labels are for it, and the
-    given metrics by name.
+    """Evaluate the mean loss, what the task makes of it (a perplexity) or else its metric, where the labels are for it,
+    and the given metrics by name.
 
     The module is set to evaluation mode, and its training mode is restored. device: of its inputs. rows: of a batch; no
     more than training takes at once, so that evaluation needs no more memory than training.
@@ -67,7 +67,7 @@ def run_dataset(
     rows: int,
     forward_context: ForwardContext,
 ) -> tuple[float, list[Row]]:
-    """The mean loss over all terms of a dataset, and the outputs of each sample, of any shape.
+    """Return the mean loss over all terms of a dataset, and the outputs of each sample, of any shape.
 
     An objective that compares rows sees `rows` of them at a time, drawn at random; else rows of similar length are
     batched. There are no outputs where the objective does not call the module itself.
@@ -97,7 +97,7 @@ def run_dataset(
 
 @contextmanager
 def record_outputs(module: nn.Module) -> Iterator[list[list[Tensor]]]:
-    """A list that the outputs of the module are appended to whenever it is called in the body."""
+    """Append the outputs of the module to the yielded list whenever it is called in the body."""
     found: list[list[Tensor]] = []
 
     def record(called: nn.Module, arguments: tuple[Any, ...], answer: Any) -> None:
@@ -111,7 +111,7 @@ def record_outputs(module: nn.Module) -> Iterator[list[list[Tensor]]]:
 
 
 def compute_metric(objective: Objective, dataset: Dataset, rows: list[Row]) -> dict[str, float]:
-    """The metric of the task by its name; empty where there are no labels, or they do not fit it.
+    """Compute the metric of the task by its name; empty where there are no labels, or they do not fit it.
 
     rows: the outputs of each sample.
     """
@@ -127,8 +127,8 @@ def compute_metric(objective: Objective, dataset: Dataset, rows: list[Row]) -> d
 
 
 def compute_named(name: str, metric: Metric, dataset: Dataset, rows: list[Row]) -> float:
-    """A metric of the recipe, of the first output. rows: the outputs of each sample. Raises DataError where it is for
-    other samples."""
+    """Compute a metric of the recipe on the first output. rows: the outputs of each sample. Raises DataError where it
+    is for other samples."""
     if dataset.labels is None or not rows:
         raise DataError(f"metrics: {name} compares the model's outputs with labels, and there are none. Leave it out")
     outputs, labels = stack_padded([row[0] for row in rows]), np.asarray(dataset.labels)

@@ -72,7 +72,7 @@ class Evaluator:
         return self._find_best(max(self._figures, default=0))
 
     def _find_best(self, done: int) -> int | None:
-        """The step with the best figure up to a number of steps, the first of several; None without any."""
+        """Find the step with the best figure up to a number of steps, the first of several; None without any."""
         name = self._by
         if name is None:
             return None
@@ -126,7 +126,7 @@ class Evaluator:
             self._generate(state, done)
 
     def count_rows_to_come(self, left: int, every: int) -> int:
-        """Rows that are evaluated in the last `left` steps of a run, with an evaluation each `every` steps."""
+        """Count the rows that are evaluated in the last `left` steps of a run, by an evaluation each `every` steps."""
         return left // every * len(self._part.keys) + len(self._all.keys)
 
     def _tell(self, done: int, figures: Mapping[str, float]) -> None:
@@ -182,7 +182,7 @@ class Evaluator:
 
 
 def read_kept_step(folder: Path) -> int | None:
-    """The step whose weights are kept in a folder of snapshots; None without any."""
+    """Read the step whose weights are kept in a folder of snapshots; None without any."""
     if not folder.is_dir():
         return None
     with Snapshots(folder, keep=1) as kept:

@@ -210,7 +210,7 @@ def run_training(
 
 @contextmanager
 def open_logs(recipe: TrainingRecipe, folder: Path, key: str, ranks: Ranks) -> Iterator[list[RunLog]]:
-    """What the callbacks of the recipe log, on the first rank; closed after the body."""
+    """Open what the callbacks of the recipe log to, on the first rank; closed after the body."""
     run = RunDescription(folder, select_settings(recipe), key)
     with ExitStack() as stack:
         logs: list[RunLog] = []
@@ -221,7 +221,7 @@ def open_logs(recipe: TrainingRecipe, folder: Path, key: str, ranks: Ranks) -> I
 
 
 def read_datasets(recipe: TrainingRecipe, checkpoint: Checkpoint) -> tuple[Dataset, Dataset]:
-    """The training set and the validation set of a recipe. Raises DataError."""
+    """Read the training set and the validation set of a recipe. Raises DataError."""
     data = recipe.data
     train_set = read(data.train, checkpoint.task)
     if data.evaluate is not None:
@@ -237,7 +237,7 @@ def read_datasets(recipe: TrainingRecipe, checkpoint: Checkpoint) -> tuple[Datas
 
 
 def select_settings(recipe: TrainingRecipe) -> dict[str, Any]:
-    """The settings that the trained weights depend on, JSON-ready."""
+    """Select the settings that the trained weights depend on, JSON-ready."""
     names = set(Training.model_fields) - {"loader", "snapshot_every", "mesh"}
     if recipe.best_by is not None:
         names |= {"best_by", "eval_every", "patience"}
@@ -281,7 +281,7 @@ def claim_folder(folder: Path, key: str) -> Iterator[None]:
 
 
 def add_record(inputs: FinetuneInputs, result: TrainResult, recipe: TrainingRecipe, evaluator: Evaluator) -> Checkpoint:
-    """The trained checkpoint, with a record of the training in its history."""
+    """Return the trained checkpoint, with a record of the training in its history."""
     config = select_settings(recipe)
     figures = {f"{name} before": value for name, value in evaluator.before.items()} | {
         f"{name} after": value for name, value in evaluator.after.items()

@@ -26,8 +26,8 @@ CONFIG = "config.json"
 
 
 def open_for(recipe: TrainingRecipe, *, trust: bool = False) -> Checkpoint:
-    """The checkpoint that a recipe trains: with a new head where the labels of its samples are not the model's, and
-    with the chat template that the recipe names.
+    """Open the checkpoint that a recipe trains: with a new head where the labels of its samples are not the model's,
+    and with the chat template that the recipe names.
 
     Raises SourceError, UntrustedSource, DataError, UsageError.
     """
@@ -70,7 +70,7 @@ def _open_with_head(recipe: TrainingRecipe, trust: bool) -> Checkpoint:
 def with_labels(
     source: Path | Checkpoint, task: str, labels: Iterable[Any], *, seed: int = 0, trust: bool = False
 ) -> Checkpoint:
-    """A classifier for these labels: the source unchanged where it has all of them, else with a new head.
+    """Return a classifier for these labels: the source unchanged where it has all of them, else with a new head.
 
     source: a folder of transformers, sentence-transformers or timm, bare or with another head; a saved checkpoint of
     such a classifier, or one in memory. labels: names or numbers of classes, in any order and number. Only the head is
@@ -97,7 +97,7 @@ def with_labels(
 
 
 def _replace_head(checkpoint: Checkpoint, names: tuple[str, ...], seed: int) -> Checkpoint:
-    """The checkpoint, its history included, with a new head for these classes."""
+    """Return the checkpoint, its history included, with a new head for these classes."""
     if checkpoint.source["kind"] != "huggingface":
         raise SourceError(
             f"the checkpoint answers with the classes {', '.join(checkpoint.task.labels[:20])}, and "
@@ -134,7 +134,7 @@ def _replace_head(checkpoint: Checkpoint, names: tuple[str, ...], seed: int) -> 
 
 
 def task_of(source: Path) -> str | None:
-    """The task of a folder of transformers or timm, or of a saved checkpoint; None for anything else."""
+    """Infer the task of a folder of transformers or timm, or of a saved checkpoint; None for anything else."""
     if (source / CARD).is_file():
         return str(read_source_json(source / CARD).get("task"))
     if timm_folder.is_timm(source):
@@ -145,7 +145,7 @@ def task_of(source: Path) -> str | None:
 
 
 def read_own_labels(folder: Path, task: str) -> tuple[str, ...]:
-    """The classes of the head in a folder; empty without a head for the task."""
+    """Read the classes of the head in a folder; empty without a head for the task."""
     if timm_folder.is_timm(folder):
         return timm_folder.read_labels(timm_folder.read_config(folder))
     where = read_modules(folder).encoder if (folder / MODULES).is_file() else folder
@@ -157,7 +157,7 @@ def read_own_labels(folder: Path, task: str) -> tuple[str, ...]:
 
 
 def labels_of(path: Path, task: str) -> list[Any]:
-    """The labels in a file or a folder of samples, as they stand there. Raises DataError where there are none."""
+    """Read the labels in a file or a folder of samples, as they stand there. Raises DataError where there are none."""
     kind = resolve_task(task).from_preprocessing(Preprocessing())
     try:
         labels = [kind.read_row(row.values, path.parent)[1] for row in read_rows(path, kind)]

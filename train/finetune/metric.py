@@ -17,8 +17,8 @@ class Metric(BaseModel, ABC):
 
     @abstractmethod
     def compute(self, outputs: Array, labels: Array) -> float:
-        """The figure over all samples. outputs: the model's first output, [samples, ...]; of pairs of samples that are
-        compared, their cosines [pairs]. labels: [samples, ...], numbers of classes for a classifier.
+        """Compute the figure over all samples. outputs: the model's first output, [samples, ...]; of pairs of samples
+        that are compared, their cosines [pairs]. labels: [samples, ...], numbers of classes for a classifier.
 
         Raises DataError where these are not for this metric.
         """

@@ -12,7 +12,8 @@ from train.finetune.metric import Metric
 
 
 def flatten_alike(outputs: Array, labels: Array) -> tuple[Array, Array]:
-    """Outputs and labels as vectors, float64. Raises DataError unless there is an output for each number of a label."""
+    """Flatten outputs and labels to float64 vectors. Raises DataError unless there is an output for each number of a
+    label."""
     if outputs.size != labels.size:
         raise DataError(
             f"the metric compares numbers: expected as many in an output as in a label, got outputs "

@@ -63,8 +63,8 @@ def report_costs(
 
 
 def leave_out_each(training: Training, chosen: Collection[str]) -> Iterator[tuple[str, Training]]:
-    """The settings without each of the chosen techniques, and with plain AdamW in place of another optimizer; settings
-    that are not complete without a technique are left out."""
+    """Yield the settings without each of the chosen techniques, and with plain AdamW in place of another optimizer;
+    settings that are not complete without a technique are left out."""
     for named in training.techniques:
         others = tuple(each for each in training.techniques if each is not named)
         changed = training.with_techniques(others)
@@ -75,7 +75,7 @@ def leave_out_each(training: Training, chosen: Collection[str]) -> Iterator[tupl
 
 
 def is_complete(training: Training) -> bool:
-    """Whether no technique of the settings lacks one that it requires."""
+    """Return whether no technique of the settings lacks one that it requires."""
     try:
         training.components()
     except RecipeError:
@@ -86,7 +86,7 @@ def is_complete(training: Training) -> bool:
 def predict_costs(
     training: Training, others: list[tuple[str, Training]], model: MetaModel, length: int, device: torch.device
 ) -> list[TechniqueCost]:
-    """The cost of each technique that `others` leave out."""
+    """Predict the cost of each technique that `others` leave out."""
     rates = measure_rates(device)
     shared = device.type == "cpu"
 

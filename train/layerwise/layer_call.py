@@ -31,7 +31,7 @@ class LayerCall:
     rng_states: dict[int, RngState] = field(default_factory=dict)
 
     def __call__(self, weights: dict[str, Tensor], hidden: Tensor, part: slice | None) -> tuple[Tensor, Any]:
-        """The hidden states after the layer, [rows of the part, ...], and the layer's whole output.
+        """Return the hidden states after the layer, [rows of the part, ...], and the layer's whole output.
 
         part: the rows of the batch that `hidden` holds; None means all of them. Raises RecipeError.
         """
@@ -66,7 +66,7 @@ class LayerCall:
 
 
 def record_call(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[LayerCall, Tensor]:
-    """The call of a layer with these arguments, and its hidden states.
+    """Record the call of a layer with these arguments, and return it with its hidden states.
 
     Raises RecipeError if the call cannot be repeated: no hidden states, a gradient through another argument, a cache.
     """
@@ -94,7 +94,7 @@ def record_call(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """A copy of a nest of tuples, lists and dicts, with `function` applied to each tensor."""
+    """Copy a nest of tuples, lists and dicts, with `function` applied to each tensor."""
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, dict):
@@ -105,7 +105,7 @@ def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
 
 
 def iterate_tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors in a nest of tuples, lists and dicts."""
+    """Yield the tensors in a nest of tuples, lists and dicts."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (tuple, list, dict)):

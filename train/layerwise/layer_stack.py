@@ -74,7 +74,8 @@ def convert_to_stack(layers: nn.Module, state: StackState) -> Callable[[], None]
 
 
 def iterate_proxies(state: StackState, layers: list[nn.Module]) -> Iterator["LayerProxy"]:
-    """A proxy for each layer, in order, all of one run through the stack. Stops if the model skips a layer's call."""
+    """Yield a proxy for each layer, in order, all of one run through the stack. Stops if the model skips a layer's
+    call."""
     state.started += 1
     run = StackRun(state, layers)
     for number, layer in enumerate(layers):
@@ -110,7 +111,7 @@ class StackRun:
         self._previous: Tensor | None = None
 
     def __call__(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A layer's output; that of the last layer is connected to autograd's graph. Raises RecipeError."""
+        """Run a layer; the output of the last one is connected to autograd's graph. Raises RecipeError."""
         call, hidden = record_call(layer, args, kwargs)
         if self.count and hidden is not self._previous:
             raise RecipeError(
@@ -136,7 +137,7 @@ class StackRun:
         return output
 
     def _connect(self, layerwise_pass: LayerwisePass, output: Any) -> Any:
-        """The output of the last layer as a function of the first one's input in autograd's graph."""
+        """Connect the last layer's output to the first one's input in autograd's graph."""
         anchor = torch.zeros((), device=self.state.config.device, requires_grad=True)
         apply: Any = LayerwiseFunction.apply
         connected = apply(layerwise_pass, [hidden_of(output)], self._input, anchor)
@@ -150,8 +151,8 @@ class LayerwiseFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, layerwise_pass: LayerwisePass, output: list[Tensor], first: Tensor, anchor: Tensor) -> Tensor:
-        """output: of the last layer, in a list because it is no input of the node. first: the first layer's input.
-        anchor: a leaf that puts the node into the graph where `first` needs no gradient."""
+        """Return the output of the stack. first: the first layer's input. anchor: a leaf that puts the node into the
+        graph where `first` needs no gradient."""
         ctx.layerwise_pass = layerwise_pass
         return output.pop()
 
@@ -163,6 +164,6 @@ class LayerwiseFunction(torch.autograd.Function):
 
 
 def hidden_of(output: Any) -> Tensor:
-    """The hidden states in a layer's output."""
+    """Return the hidden states in a layer's output."""
     value: Tensor = output[0] if isinstance(output, tuple) else output
     return value

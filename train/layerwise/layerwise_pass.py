@@ -52,7 +52,7 @@ class SnapshotStore:
             self._prefetched[step] = self._host.copy_to_device(self._stored[step], category="activations")
 
     def load(self, step: int) -> Tensor:
-        """A snapshot on the device; it stays stored."""
+        """Load a snapshot onto the device; it stays stored."""
         if not self._host:
             return self._stored[step]
         self.prefetch(step)
@@ -98,7 +98,7 @@ class LayerwisePass:
         return run_layer(self.config, call, hidden.detach(), upcoming, self._autocast)
 
     def backward(self, gradient: Tensor, input_needs_grad: bool) -> Tensor | None:
-        """The gradient of the first layer's input, if it is needed.
+        """Return the gradient of the first layer's input, if it is needed.
 
         gradient: of the last layer's output; it is overwritten.
         """
@@ -130,7 +130,7 @@ class LayerwisePass:
         return gradient if input_needs_grad else None
 
     def _backward_order(self) -> deque[nn.Module]:
-        """The layers in the order in which the backward pass runs them."""
+        """List the layers in the order in which the backward pass runs them."""
         found: deque[nn.Module] = deque()
         at = len(self._calls) - 1
         for kind, step in self._backward_actions:
@@ -224,7 +224,7 @@ def run_layer(
 
 
 def split_rows(hidden: Tensor, rows: int | None) -> list[slice | None]:
-    """The micro-batches of at most `rows` rows; a single None for the whole batch.
+    """Split the rows into micro-batches of at most `rows`; a single None stands for the whole batch.
 
     A batch of as many rows as tokens stays whole: nothing tells then which axis of a mask is which.
     """
@@ -235,5 +235,5 @@ def split_rows(hidden: Tensor, rows: int | None) -> list[slice | None]:
 
 
 def first_row(part: slice | None) -> int:
-    """The first row of a micro-batch."""
+    """Return the first row of a micro-batch."""
     return 0 if part is None else part.start

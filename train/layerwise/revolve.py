@@ -21,7 +21,8 @@ class Action(NamedTuple):
 
 
 def make_schedule(steps: int, snapshots: int) -> Iterator[Action]:
-    """The actions that reverse a chain of `steps` steps, the last one first, with at most `snapshots` stored states.
+    """Yield the actions that reverse a chain of `steps` steps, the last one first, with at most `snapshots` stored
+    states.
 
     The state before the first step is available at the start, and is one of the snapshots. No schedule runs fewer steps
     forward: `count_advances(steps, snapshots)`.
@@ -51,17 +52,17 @@ def _reverse(start: int, end: int, free: int) -> Iterator[Action]:
 
 
 def count_advances(steps: int, snapshots: int) -> int:
-    """The least number of forward steps with which a chain can be reversed.
+    """Count the forward steps with which a chain can be reversed, at least.
 
-    It includes the initial forward sweep, and leaves out the forward run that each reversal makes of its own step:
-    r n - C(s + r, s + 1) for n steps and s snapshots, with the least r for which C(s + r, s) >= n.
+    It includes the initial forward sweep, and leaves out the forward run that each reversal makes of its own step: r n
+    - C(s + r, s + 1) for n steps and s snapshots, with the least r for which C(s + r, s) >= n.
     """
     sweeps = _count_sweeps(steps, snapshots)
     return sweeps * steps - comb(snapshots + sweeps, snapshots + 1)
 
 
 def _count_sweeps(steps: int, snapshots: int) -> int:
-    """The largest number of times that any step is run forward."""
+    """Count how often any step is run forward, at most."""
     sweeps = 0
     while comb(snapshots + sweeps, snapshots) < steps:
         sweeps += 1
@@ -69,7 +70,7 @@ def _count_sweeps(steps: int, snapshots: int) -> int:
 
 
 def _first_stride(steps: int, snapshots: int) -> int:
-    """The number of steps between the first snapshot and the second."""
+    """Return the number of steps between the first snapshot and the second."""
     sweeps = _count_sweeps(steps, snapshots)
     least = comb(snapshots + sweeps - 2, snapshots) if sweeps > 1 else 1
     return max(least, steps - comb(snapshots - 1 + sweeps, snapshots - 1))

@@ -19,7 +19,7 @@ class RngState:
 
     @classmethod
     def capture(cls, device: torch.device) -> "RngState":
-        """The present state. It lies on the host, a GPU's as well: 5 KB for each layer and micro-batch."""
+        """Capture the present state. It lies on the host, a GPU's as well: 5 KB for each layer and micro-batch."""
         with account_as("host"):
             return cls(torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None)
 
@@ -50,10 +50,11 @@ class AutocastState:
 
     @classmethod
     def capture(cls, device: torch.device) -> "AutocastState":
-        """The present state."""
+        """Capture the present state."""
         kind = device.type
         return cls(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
 
     def restore(self) -> torch.autocast:
-        """A context with this state, but without autocast's cache: cast weights would be a second copy of the model."""
+        """Make a context with this state, but without autocast's cache: cast weights would be a second copy of the
+        model."""
         return torch.autocast(self.device, dtype=self.dtype, enabled=self.enabled, cache_enabled=False)

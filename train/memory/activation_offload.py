@@ -78,7 +78,7 @@ class StorageView:
         self.size, self.stride, self.offset = tensor.size(), tensor.stride(), tensor.storage_offset()
 
     def apply(self, flat: Tensor) -> Tensor:
-        """The same view of a flat copy of the storage."""
+        """Apply the same view to a flat copy of the storage."""
         return flat.view(self.dtype).as_strided(self.size, self.stride, self.offset)
 
 
@@ -98,7 +98,7 @@ class OffloadHooks:
         self.reached: int | None = None
 
     def pack(self, tensor: Tensor) -> Tensor | StorageView:
-        """What the graph keeps in the place of a tensor."""
+        """Return what the graph keeps in the place of a tensor."""
         if tensor.layout is not torch.strided or tensor.device.type != self.device.type:
             return tensor
         storage = tensor.untyped_storage()
@@ -116,7 +116,7 @@ class OffloadHooks:
         return StorageView(offloaded, tensor)
 
     def unpack(self, saved: Tensor | StorageView) -> Tensor:
-        """The saved tensor, on the device."""
+        """Return the saved tensor, on the device."""
         if isinstance(saved, Tensor):
             return saved
         offloaded = saved.offloaded

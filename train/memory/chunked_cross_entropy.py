@@ -64,7 +64,7 @@ class ChunkedCrossEntropy(Technique):
 
 
 def find_tied_embeddings(module: nn.Module) -> list[nn.Embedding]:
-    """The embeddings that share their weights with a linear layer. Raises RecipeError where there are none."""
+    """Find the embeddings that share their weights with a linear layer. Raises RecipeError where there are none."""
     heads = {id(part.weight) for part in module.modules() if isinstance(part, nn.Linear)}
     found = [part for part in module.modules() if isinstance(part, nn.Embedding) and id(part.weight) in heads]
     if not found:

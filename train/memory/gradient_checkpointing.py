@@ -74,14 +74,14 @@ class GradientCheckpointing(Technique):
 
 
 def make_contexts(norms: list[Any], saved: list[Any]) -> tuple[Context, Context]:
-    """The contexts of a layer's forward pass and of its recomputation. saved: operators whose outputs are saved."""
+    """Make the contexts of a layer's forward pass and its recomputation. saved: operators whose outputs are saved."""
     selective: Any = create_selective_checkpoint_contexts
     forward, recomputation = selective(saved) if saved else (nullcontext(), nullcontext())
     return forward, freeze_statistics(norms, recomputation) if norms else recomputation
 
 
 def find_batch_norms(layer: nn.Module) -> list[Any]:
-    """The modules in a layer that keep running statistics of the batches."""
+    """Find the modules in a layer that keep running statistics of the batches."""
     return [part for part in layer.modules() if getattr(part, "running_mean", None) is not None]
 
 
@@ -100,6 +100,6 @@ def freeze_statistics(norms: list[Any], within: Context) -> Iterator[None]:
 
 
 def find_overloads(name: str) -> list[Any]:
-    """The overloads of an ATen operator; none if this version of torch does not have it."""
+    """Find the overloads of an ATen operator; none if this version of torch does not have it."""
     packet = getattr(torch.ops.aten, name, None)
     return [getattr(packet, overload) for overload in packet.overloads() if overload != "out"] if packet else []

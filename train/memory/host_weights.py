@@ -82,13 +82,14 @@ class HostWeights(Technique):
 
 
 def cast_inputs_like_weights(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A forward pre-hook that casts FP32 inputs to BF16 if a weight of the module itself is BF16 at present."""
+    """Cast a module's FP32 inputs to BF16, as a forward pre-hook, if a weight of its own is BF16 at present."""
     is_bf16 = any(weight.dtype is torch.bfloat16 for weight in part.parameters(recurse=False))
     return cast_inputs_to_bf16(part, args, kwargs) if is_bf16 else None
 
 
 def move_to_host(host: HostMemory, parameter: nn.Parameter, *, is_streamed: bool) -> Tensor:
-    """The parameter's values on the host, FP32 where they are floating-point; in pinned memory if they are streamed."""
+    """Copy the parameter's values to the host, as FP32 where they are floating-point; to pinned memory if they are
+    streamed."""
     dtype = torch.float32 if parameter.is_floating_point() else parameter.dtype
     with account_as("host", "parameters"):
         if is_streamed:

@@ -138,7 +138,7 @@ class Lora(Technique):
         return layers
 
     def _collect(self, module: nn.Module, layers: Mapping[str, Any], heads: Sequence[nn.Module]) -> Adapter:
-        """Copies of what was trained, on the CPU, with the config that peft needs."""
+        """Copy what was trained to the CPU, with the config that peft needs."""
         names = {part: name for name, part in module.named_modules()}
         matrices = {f"{name}.{kind}.weight": getattr(layer, kind)[ADAPTER].weight
                     for name, layer in layers.items() for kind in ("lora_A", "lora_B")}  # fmt: skip
@@ -163,7 +163,7 @@ class Lora(Technique):
 
 
 def select_targets(module: nn.Module, targets: Sequence[str] | None) -> list[str]:
-    """The names of the layers that take an adapter. Raises RecipeError where there are none."""
+    """Select the names of the layers that take an adapter. Raises RecipeError where there are none."""
     inside = {part for block in find_layers(module) for part in block.modules()}
     linear = {name: part for name, part in module.named_modules() if type(part) in LINEAR}
     if targets is None:
@@ -192,7 +192,7 @@ def select_targets(module: nn.Module, targets: Sequence[str] | None) -> list[str
 
 
 def find_head_layers(module: nn.Module, names: Sequence[str]) -> list[nn.Module]:
-    """The linear layers after the adapted ones and after the blocks, except an output layer over a vocabulary."""
+    """Find the linear layers after the adapted ones and after the blocks, except an output layer over a vocabulary."""
     parts = dict(module.named_modules())
     order = list(parts)
     inside = {part for block in find_layers(module) for part in block.modules()}
@@ -222,7 +222,7 @@ def move_to_device(parts: StepParts, frozen_dtype: torch.dtype) -> None:
 
 
 def import_peft() -> Any:
-    """The module peft. Raises MissingPackage if it is not installed."""
+    """Import peft. Raises MissingPackage if it is not installed."""
     try:
         with suppress_warnings():
             return importlib.import_module("peft")

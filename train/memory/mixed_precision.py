@@ -57,12 +57,12 @@ class Fp16(Technique):
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Whether a device computes in BF16."""
+    """Return whether a device computes in BF16."""
     return device.type != "cuda" or torch.cuda.is_bf16_supported()
 
 
 def autocast(parts: StepParts, dtype: torch.dtype) -> torch.autocast:
-    """Autocast without torch's weight cache, which holds a copy of every weight until the pass ends: with gradient
-    checkpointing, where no graph holds them, that is half of the weights' bytes for nothing. Only a layer that is used
-    twice is cast twice."""
+    """Make an autocast context without torch's weight cache, which holds a copy of every weight until the pass ends:
+    with gradient checkpointing, where no graph holds them, that is half of the weights' bytes for nothing. Only a layer
+    that is used twice is cast twice."""
     return torch.autocast(parts.device.type, dtype=dtype, cache_enabled=False)

@@ -112,7 +112,7 @@ class Nf4Linear(nn.Module):
         original.weight.data = torch.empty(0, device=self._home)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., in] to [..., out], in the dtype of `x` or of autocast."""
+        """Map [..., in] to [..., out], in the dtype of `x` or of autocast."""
         kind = x.device.type
         if torch.is_autocast_enabled(kind):
             x = x.to(torch.get_autocast_dtype(kind))
@@ -120,7 +120,7 @@ class Nf4Linear(nn.Module):
         return output
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:
-        """The weights, [out, in]."""
+        """Dequantize the weights, [out, in]."""
         scales = self.scales
         if self.units is not None and self.mean is not None:
             scales = dequantize_scales(scales, self.units, self.mean)
@@ -128,7 +128,7 @@ class Nf4Linear(nn.Module):
         return weight.t() if self.transposed else weight
 
     def restore(self) -> Any:
-        """The original layer, with the dequantized weights in float32, on its original device."""
+        """Restore the original layer, with the dequantized weights in float32, on its original device."""
         original = self._original[0]
         weight = self.dequantize(torch.float32)
         original.weight.data = (weight.t() if self.transposed else weight).contiguous().to(self._home)
@@ -141,19 +141,21 @@ class Nf4LinearFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: Nf4Linear) -> Tensor:
-        """The context holds the layer itself, not its tensors, so hooks on saved tensors have nothing to offload."""
+        """Keep the layer itself in the context, not its tensors, so that hooks on saved tensors have nothing to
+        offload."""
         ctx.layer = layer
         bias = None if layer.bias is None else layer.bias.to(x.dtype)
         return functional.linear(x, layer.dequantize(x.dtype), bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        """The gradient of x; the frozen weights need none."""
+        """Return the gradient of x; the frozen weights need none."""
         return gradient @ ctx.layer.dequantize(gradient.dtype), None
 
 
 def quantize_nf4(weight: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes [weights / 2] uint8, and the largest magnitude of each block as its scale, [blocks] float32.
+    """Quantize weights to codes [weights / 2] uint8, with the largest magnitude of each block as its scale, [blocks]
+    float32.
 
     The last block is padded with zeros.
     """
@@ -173,7 +175,7 @@ def quantize_nf4(weight: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantize_nf4(codes: Tensor, scales: Tensor, pairs: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    """The weights that codes stand for, of this shape and dtype."""
+    """Look up the weights that codes stand for, of this shape and dtype."""
     flat = torch.empty(len(scales), BLOCK, dtype=dtype, device=codes.device)
     for rows in chunks(len(scales), CHUNK // BLOCK):
         index = codes[bytes_of(rows)].int()
@@ -184,12 +186,12 @@ def dequantize_nf4(codes: Tensor, scales: Tensor, pairs: Tensor, shape: torch.Si
 
 
 def bytes_of(blocks: slice) -> slice:
-    """The codes of a range of blocks."""
+    """Return the range of codes of a range of blocks."""
     return slice(blocks.start * BLOCK // 2, blocks.stop * BLOCK // 2)
 
 
 def quantize_scales(scales: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Scales as integers [blocks] int8 in units [groups] from their mean [].
+    """Quantize scales to integers [blocks] int8 in units [groups] from their mean [].
 
     The paper has 8-bit floats here; evenly spaced integers are nearer to values that lie close together.
     """
@@ -201,5 +203,5 @@ def quantize_scales(scales: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def dequantize_scales(small: Tensor, units: Tensor, mean: Tensor) -> Tensor:
-    """The scales, [blocks] float32."""
+    """Dequantize the scales, [blocks] float32."""
     return small * units.repeat_interleave(GROUP)[: len(small)] + mean

@@ -84,12 +84,12 @@ class Float32Attention(TorchFunctionMode):
 
 
 def cast_to_float32(value: Any) -> Any:
-    """A 16-bit floating-point tensor cast to FP32; any other value unchanged."""
+    """Cast a 16-bit floating-point tensor to FP32; return any other value unchanged."""
     return value.float() if isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16) else value
 
 
 def run_within(context: Callable[[], AbstractContextManager[Any]], forward: Callable[..., Any]) -> Callable[..., Any]:
-    """A forward function that runs within a context."""
+    """Wrap a forward function so that it runs within a context."""
 
     @wraps(forward)
     def wrapped(*args: Any, **kwargs: Any) -> Any:

@@ -89,8 +89,8 @@ class PackedLayout(TextLayout):
 
 
 def pack_first_fit(sizes: Sequence[int], width: int) -> list[list[int]]:
-    """The indices of the sizes that go into each row, by first-fit decreasing: the longest first, each into the first
-    row with room for it.
+    """Distribute the indices of the sizes over rows by first-fit decreasing: the longest first, each into the first row
+    with room for it.
 
     It takes at most 11/9 of the fewest rows, and one more (Johnson, 1973).
     """

@@ -67,6 +67,6 @@ class Targets(Objective):
 
 
 def to_targets(labels: Sequence[Any]) -> Tensor:
-    """int64 where all are whole numbers, else float32."""
+    """Convert labels to int64 where all are whole numbers, else to float32."""
     array = np.asarray(labels)
     return torch.tensor(array.astype(np.int64 if array.dtype.kind in "iu" else np.float32))

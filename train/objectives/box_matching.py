@@ -58,7 +58,7 @@ class BoxMatching(Objective):
 
 
 def stack_targets(labels: Sequence[Array]) -> Array:
-    """Labels as `ObjectDetection.parse_label` gives them, filled up to the same number of objects, with boxes by
+    """Stack labels as `ObjectDetection.parse_label` makes them, filled up to the same number of objects, with boxes by
     centre, width and height: [rows, objects, 5] float32."""
     stacked = np.full((len(labels), max([1, *map(len, labels)]), 5), NOTHING, np.float32)
     for row, label in zip(stacked, labels, strict=True):

@@ -26,7 +26,7 @@ class CtcLoss(Objective):
 
     @property
     def vocabulary(self) -> CtcVocabulary:
-        """The characters of the model."""
+        """Characters of the model."""
         return cast(SpeechRecognition, self.task).characters
 
     def collate(self, samples: Sequence[Any], labels: Sequence[Any] | None) -> Batch:
@@ -57,7 +57,7 @@ class CtcLoss(Objective):
 
 @torch.library.custom_op("laconic::align_characters", mutates_args=())
 def align(scores: Tensor, targets: Tensor, frames: Tensor, lengths: Tensor, blank: int) -> tuple[Tensor, Tensor]:
-    """The loss of each row, [rows], and its gradient, of the shape of the scores.
+    """Compute the loss of each row, [rows], and its gradient, of the shape of the scores.
 
     torch's own operation does not tell the shape of its result without running, which a simulated step must know.
     scores: log probabilities [frames, rows, tokens]. targets: [rows, characters]. frames, lengths: of each row.
@@ -80,7 +80,7 @@ def save_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tenso
 
 
 def scale_gradient(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor, None, None, None, None]:
-    """The gradient of the scores. upstream: that of each row's loss."""
+    """Return the gradient of the scores. upstream: that of each row's loss."""
     (gradient,) = ctx.saved_tensors
     return gradient * upstream[None, :, None], None, None, None, None
 

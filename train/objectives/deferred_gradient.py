@@ -57,7 +57,8 @@ class DeferredLinearCrossEntropy:
     def __call__(
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, cap: float | None = None
     ) -> Tensor:
-        """As `ChunkedLinearCrossEntropy`. Raises TrainingFailure if a gradient of the pass before is still pending."""
+        """Compute the loss as `ChunkedLinearCrossEntropy` does. Raises TrainingFailure if a gradient of the pass before
+        is still pending."""
         if self.pending:
             raise TrainingFailure(
                 "chunked-cross-entropy: a gradient of the head is still pending, expected none before the next forward "
@@ -70,7 +71,7 @@ class DeferredLinearCrossEntropy:
         return loss
 
     def make_embedding_forward(self, table: nn.Embedding) -> Callable[[Tensor], Tensor]:
-        """A forward function for the embedding, whose backward pass adds the pending gradients."""
+        """Make a forward function for the embedding, whose backward pass adds the pending gradients."""
         apply: Any = TiedEmbeddingFunction.apply
         return lambda ids: apply(table.weight, ids, table.padding_idx, self)
 

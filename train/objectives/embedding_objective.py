@@ -16,13 +16,13 @@ class EmbeddingObjective(Objective):
     splittable = False
 
     def batch(self, samples: Sequence[Any], targets: Tensor) -> Batch:
-        """The texts, and what is to be learned about each, [texts]."""
+        """Encode the texts, with what is to be learned about each, [texts]."""
         return to_tensors(self.task.encode(samples)) | {TARGETS: targets}
 
     def vectors(self, module: nn.Module, batch: Batch) -> Tensor:
-        """[texts, features] float32 of length 1: their products are cosines."""
+        """Embed the texts of a batch, [texts, features] float32 of length 1: their products are cosines."""
         return normalize(first_output(module, batch).float(), dim=-1)
 
     def filled(self, texts: int, length: int) -> Batch:
-        """An example of so many texts; of their targets, each is another."""
+        """Make an example of so many texts, each with a target of its own."""
         return to_tensors(self.task.typical(texts, length)) | {TARGETS: torch.arange(texts)}

@@ -16,7 +16,8 @@ OPENING = 8
 
 
 def split_answer(text: TokenizedText) -> tuple[Array, Array]:
-    """What is given, and the first answer: where all tokens are learned, the opening of a document and its rest."""
+    """Split a text into the prompt and the first answer: where all tokens are learned, the opening of a document and
+    its rest."""
     learned = text.learned[1:].nonzero()[0] + 1
     first = int(learned[0])
     if first == 1:
@@ -34,8 +35,8 @@ def generate_greedily(
     stops: Collection[int],
     longest: int,
 ) -> list[Array]:
-    """The likeliest next token again and again, until one of `stops`, for each prompt [tokens] int64; the stop is not
-    part of an answer.
+    """Append the likeliest next token again and again, until one of `stops`, to each prompt [tokens] int64; the stop is
+    not part of an answer.
 
     module: from input_ids and attention_mask, [rows, tokens] int64, to the next token's logits [rows, vocab]. Without a
     cache of keys and values, so that the model runs as in training. longest: tokens of a prompt with its answer.

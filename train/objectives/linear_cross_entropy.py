@@ -30,8 +30,8 @@ class ChunkedLinearCrossEntropy:
     def __call__(
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, cap: float | None = None
     ) -> Tensor:
-        """The sum of the losses, [] float32, of hidden [tokens, width], weight [vocab, width], bias [vocab] or None,
-        targets [tokens] int64, and the cap of the logits, if there is one."""
+        """Sum the losses, [] float32, of hidden [tokens, width], weight [vocab, width], bias [vocab] or None, targets
+        [tokens] int64, and the cap of the logits, if there is one."""
         if len(hidden) <= self.chunk:
             return sum_cross_entropy(cap_logits(linear(hidden, weight, bias).float(), cap), targets)
         apply: Any = ChunkedCrossEntropyFunction.apply
@@ -77,7 +77,7 @@ class HeadGradients:
 
     @classmethod
     def allocate(cls, hidden: Tensor, weight: Tensor, bias: Tensor | None, *needs: bool) -> "HeadGradients":
-        """Buffers for the gradients that are needed: of hidden, weight and bias, in this order."""
+        """Allocate buffers for the gradients that are needed: of hidden, weight and bias, in this order."""
         return cls(
             torch.empty_like(hidden, dtype=product_dtype(hidden)) if needs[0] else None,
             torch.zeros_like(weight, dtype=torch.float32) if needs[1] else None,
@@ -104,7 +104,7 @@ class HeadGradients:
             self.weight[rows] += gradient[:, rows].T @ inputs[part]
 
     def release(self, scale: Tensor) -> list[Tensor | None]:
-        """The gradients times a scale, in place: a copy of the weight's would be at the peak of the step.
+        """Scale the gradients in place and hand them over: a copy of the weight's would be at the peak of the step.
 
         Raises TrainingFailure if they were released before.
         """
@@ -127,7 +127,7 @@ def accumulate_loss(
     chunk: int,
     gradients: HeadGradients,
 ) -> tuple[Tensor, Tensor]:
-    """The summed loss, [] float32, and each token's log-sum-exp of the logits, [tokens] float32.
+    """Sum the loss, [] float32, and compute each token's log-sum-exp of the logits, [tokens] float32.
 
     The gradients of the loss are added to `gradients`.
     """
@@ -147,19 +147,19 @@ def accumulate_loss(
 
 
 def product_dtype(hidden: Tensor) -> torch.dtype:
-    """The dtype of matrix products with these hidden states: autocast's where it is enabled."""
+    """Return the dtype of matrix products with these hidden states: autocast's where it is enabled."""
     kind = hidden.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
 
 
 def compute_logits(inputs: Tensor, table: Tensor, bias: Tensor | None) -> Tensor:
-    """Logits [tokens, rows of the table] float32, in a tensor that may be overwritten."""
+    """Compute logits [tokens, rows of the table] float32, in a tensor that may be overwritten."""
     logits = (inputs @ table.T).float()
     return logits if bias is None else logits.add_(bias)
 
 
 def cap_with_slope(logits: Tensor, cap: float | None) -> tuple[Tensor, Tensor | None]:
-    """Capped logits, which overwrite the logits, and their derivative by these, both [tokens, vocab]; None for 1."""
+    """Cap logits in place, and return them with their derivative, both [tokens, vocab]; None stands for 1."""
     if cap is None:
         return logits, None
     share = logits.div_(cap).tanh_()

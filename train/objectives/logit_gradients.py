@@ -10,7 +10,7 @@ from laconic.tasks.token_positions import IGNORED
 
 
 def sum_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """The summed cross-entropy of logits [tokens, classes] and targets [tokens] int64, [] float32; a target of IGNORED
+    """Sum the cross-entropy of logits [tokens, classes] and targets [tokens] int64, [] float32; a target of IGNORED
     counts nothing.
 
     The logits are overwritten by their gradient, which the backward pass scales. torch's own cross_entropy holds the
@@ -42,7 +42,8 @@ class LogitGradients(torch.autograd.Function):
 
 
 def cross_entropy_gradients(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The summed loss of some tokens, their log-sum-exps [tokens], and the gradient of the logits [tokens, classes].
+    """Compute the summed loss of some tokens, their log-sum-exps [tokens], and the gradient of the logits [tokens,
+    classes].
 
     The gradient overwrites the logits.
     """

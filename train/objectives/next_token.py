@@ -35,7 +35,7 @@ BATCH = 64
 def whole_logits(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, cap: float | None = None
 ) -> Tensor:
-    """The summed loss, with the logits of all tokens at once."""
+    """Sum the loss, with the logits of all tokens at once."""
     return sum_cross_entropy(cap_logits(linear(hidden, weight, bias).float(), cap), targets)
 
 
@@ -94,7 +94,7 @@ class NextToken(Objective):
         )
 
     def texts(self, samples: Sequence[Any], labels: Sequence[Any] | None) -> list[TokenizedText]:
-        """Each sample's tokens, the last of which is only a target. Raises DataError where all are too short."""
+        """Tokenize samples; the last token of each is only a target. Raises DataError where all are too short."""
         if isinstance(samples[0], TokenizedText):
             return list(samples)
         batch = self.task.encode(samples)
@@ -154,8 +154,8 @@ class TextLayout:
     """A row for each text."""
 
     def rows(self, texts: Sequence[TokenizedText], round_up: Callable[[int], int]) -> Arrays:
-        """input_ids and targets, [rows, width] int64, and what else the model and `terms` must be told. round_up: from
-        the longest text to the width, where texts are padded."""
+        """Make input_ids and targets, [rows, width] int64, and what else the model and `count_terms` must be told.
+        round_up: from the longest text to the width, where texts are padded."""
         widths = [len(text) - 1 for text in texts]
         width = round_up(max(widths))
         is_padded = min(widths) < width
@@ -169,12 +169,12 @@ class TextLayout:
         return arrays | count_learned(texts, [[row] for row in range(len(texts))])
 
     def make_example(self, rows: int, width: int) -> Arrays:
-        """What full rows have beside input_ids and targets."""
+        """Make what full rows have beside input_ids and targets."""
         return {}
 
 
 def blank(rows: int, width: int) -> Arrays:
-    """input_ids and targets of rows without texts."""
+    """Make input_ids and targets of rows without texts."""
     return {"input_ids": np.zeros((rows, width), np.int64), TARGETS: np.full((rows, width), IGNORED, np.int64)}
 
 
@@ -186,7 +186,7 @@ def write(arrays: Arrays, text: TokenizedText, row: int, start: int) -> None:
 
 
 def count_learned(texts: Sequence[TokenizedText], rows: Sequence[Sequence[int]]) -> Arrays:
-    """How many targets of each row are learned, where not all are. rows: the texts of each."""
+    """Count how many targets of each row are learned, where not all are. rows: the texts of each."""
     if all(text.count == len(text) - 1 for text in texts):
         return {}
     return {LEARNED: np.array([sum(texts[member].count for member in members) for members in rows])}

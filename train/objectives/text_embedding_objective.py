@@ -14,7 +14,8 @@ class TextEmbeddingObjective(Ranking):
 
     @classmethod
     def of(cls, task: Task, dataset: Dataset | None = None) -> Objective:
-        """By order for scored pairs, by rank for pairs without scores or of the score 1 alone, by class for texts."""
+        """Choose by order for scored pairs, by rank for pairs without scores or of the score 1 alone, by class for
+        texts."""
         if dataset is None:
             return Ranking(task)
         if dataset.per_row == 2:

@@ -16,14 +16,14 @@ class TokenizedText:
 
     @classmethod
     def of(cls, ids: Array) -> "TokenizedText":
-        """A text of which every token is learned."""
+        """Make a text of which every token is learned."""
         return cls(ids, np.ones(len(ids), bool))
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def cut(self, start: int, stop: int) -> "TokenizedText":
-        """The tokens from start to stop."""
+        """Cut out the tokens from start to stop."""
         return TokenizedText(self.ids[start:stop], self.learned[start:stop])
 
     @property

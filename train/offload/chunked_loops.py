@@ -17,11 +17,11 @@ class ChunkIteration:
     """Visits every chunk in order, as any computation of values must."""
 
     def uniform(self, items: Sequence[T]) -> Iterator[T]:
-        """A loop whose iterations all take the same memory and the same time."""
+        """Iterate over items that all take the same memory and the same time."""
         return iter(items)
 
     def accumulating(self, items: Sequence[T]) -> Iterator[T]:
-        """A loop whose first iteration allocates what the others add to, and whose last one hands it over."""
+        """Iterate over items of which the first allocates what the others add to, and the last hands it over."""
         return iter(items)
 
 
@@ -40,7 +40,7 @@ def iterate_with(iteration: ChunkIteration) -> Iterator[None]:
 
 
 def chunks(total: int, size: int) -> Iterator[slice]:
-    """Slices of at most `size` elements, and at least 1, that cover `range(total)` in order.
+    """Yield the slices of at most `size` elements, and at least 1, that cover `range(total)` in order.
 
     For loops whose iterations do the same work each, on a chunk of their own. A round must end with nothing of its
     chunk alive: a tensor that a name still holds in the next round is there twice, and a simulation of one round does
@@ -50,11 +50,11 @@ def chunks(total: int, size: int) -> Iterator[slice]:
 
 
 def micro_batches(parts: Sequence[T]) -> Iterator[T]:
-    """The parts of a batch in order, for loops that accumulate gradients or outputs over them."""
+    """Yield the parts of a batch in order, for loops that accumulate gradients or outputs over them."""
     return _ITERATION.get().accumulating(parts)
 
 
 def split_range(total: int, size: int) -> list[slice]:
-    """Slices of at most `size` elements, and at least 1, that cover `range(total)` in order."""
+    """Return the slices of at most `size` elements, and at least 1, that cover `range(total)` in order."""
     size = max(1, size)
     return [slice(start, min(start + size, total)) for start in range(0, total, size)]

@@ -26,13 +26,13 @@ class HostMemory:
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def empty_like(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """An uninitialized tensor on the host, of the shape of `tensor`; in pinned memory beside a GPU."""
+        """Allocate an uninitialized tensor on the host, of the shape of `tensor`; in pinned memory beside a GPU."""
         with account_as("host"):
             pinned = self._stream is not None
             return torch.empty(tensor.shape, dtype=dtype or tensor.dtype, device="cpu", pin_memory=pinned)
 
     def copy_to_host(self, tensor: Tensor, into: Tensor | None = None) -> Tensor:
-        """A copy on the host, written into `into` if given.
+        """Copy a tensor to the host, into `into` if given.
 
         It may be read on the host after `synchronize`, and passed to `copy_to_device` at once.
         """
@@ -49,7 +49,7 @@ class HostMemory:
     def copy_to_device(
         self, tensor: Tensor, *, dtype: torch.dtype | None = None, category: Category | None = None
     ) -> Tensor:
-        """A copy on the device; it may be used after `wait`."""
+        """Copy a tensor to the device, where it may be used after `wait`."""
         with account_as("device", category, copying=True):
             if self._stream is None:
                 return tensor.to(self.device, dtype=dtype or tensor.dtype, copy=True)

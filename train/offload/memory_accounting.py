@@ -35,7 +35,7 @@ _CURRENT: ContextVar[Account] = ContextVar("account", default=_DEFAULT)
 
 
 def current_account() -> Account:
-    """The account that an allocation or an operation of this moment belongs to."""
+    """Return the account that an allocation or an operation of this moment belongs to."""
     return _CURRENT.get()
 
 

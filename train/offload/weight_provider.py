@@ -19,7 +19,7 @@ class WeightProvider(Protocol):
     """
 
     def fetch(self, layer: nn.Module, upcoming: nn.Module | None) -> dict[str, Tensor]:
-        """The weights of a layer on the device, by name.
+        """Return the weights of a layer on the device, by name.
 
         upcoming: the layer that runs next, whose weights may be prefetched. Weights that were fetched before may be
         released.
@@ -29,7 +29,7 @@ class WeightProvider(Protocol):
         """Take a complete gradient. The parameter's hooks run once, as if autograd itself had run the layer."""
 
     def end_pass(self) -> None:
-        """The forward or backward pass through the stack is complete."""
+        """Finish the forward or backward pass through the stack."""
 
 
 class ResidentWeights:
@@ -57,7 +57,7 @@ class GradientAccumulator:
         self._is_last = False
 
     def begin(self, *, is_last: bool) -> None:
-        """The gradients that are added from now on are those of the next micro-batch, or of the last one."""
+        """Begin the next micro-batch, or the last one: gradients that are added from now on are its own."""
         self._is_last = is_last
 
     def add(self, name: str, weight: Tensor) -> None:

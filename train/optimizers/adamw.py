@@ -57,7 +57,7 @@ class RoundedAdamW(ParameterWise):
 
 
 def moments(grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, step: int, group: State) -> Tensor:
-    """Move both moments in place, and give Adam's update, corrected for their start at zero: [as the gradient]."""
+    """Move both moments in place, and return Adam's update, corrected for their start at zero: [as the gradient]."""
     beta1, beta2 = group["betas"]
     exp_avg.lerp_(grad, 1 - beta1)
     exp_avg_sq.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
@@ -66,6 +66,6 @@ def moments(grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, step: int, group:
 
 
 def adamw(weight: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, step: int, group: State) -> None:
-    """One step of AdamW in place, all tensors float32 and of one shape."""
+    """Take one step of AdamW in place, all tensors float32 and of one shape."""
     weight.mul_(1 - group["lr"] * group["weight_decay"])
     weight.sub_(moments(grad, exp_avg, exp_avg_sq, step, group), alpha=group["lr"])

@@ -30,12 +30,12 @@ class Lookup:
 
     @classmethod
     def of(cls, bits: int, device: torch.device, *, signed: bool) -> Self:
-        """Of the codes of so many bits."""
+        """Make the tables of the codes of so many bits."""
         parts = (values(bits, signed=signed), borders(bits, signed=signed), least(bits, signed=signed))
         return cls(*(torch.tensor(part, device=device) for part in parts))
 
     def codes(self, scaled: Tensor) -> Tensor:
-        """The nearest code, uint8, of each value float32; the higher one of two that are as near."""
+        """Find the nearest code, uint8, of each value float32; the higher one of two that are as near."""
         found = self.least.index_select(0, (scaled.view(torch.int32) >> 16).bitwise_and_(UPPER - 1))
         return found.add_(scaled >= self.borders.index_select(0, found.int()))
 
@@ -55,7 +55,7 @@ class Codebook:
         self._lookups: dict[torch.device, Lookup] = {}
 
     def decode(self, codes: Tensor, scale: Tensor) -> Tensor:
-        """Values [n] float32 from codes uint8, [n] or in 4 bits [n / 2], and scales [n / block] float32."""
+        """Decode values [n] float32 from codes uint8, [n] or in 4 bits [n / 2], and scales [n / block] float32."""
         if self.bits == 4:
             codes = torch.stack([codes >> 4, codes & 0b1111], dim=-1).view(-1)
         # Indexing takes 6 to 8 times as long on a processor as index_select.
@@ -75,7 +75,7 @@ class Codebook:
         scale.copy_(largest)
 
     def lookup(self, device: torch.device) -> Lookup:
-        """Its tables on a device, 68 kB at most."""
+        """Return the tables on a device, 68 kB at most."""
         if device not in self._lookups:
             self._lookups[device] = Lookup.of(self.bits, device, signed=self.signed)
         return self._lookups[device]
@@ -83,7 +83,7 @@ class Codebook:
 
 @cache
 def values(bits: int, *, signed: bool) -> tuple[float, ...]:
-    """The values of the codes, from the least to the greatest.
+    """List the values of the codes, from the least to the greatest.
 
     torchao works them out with tensors, which cannot be read in a simulation: there they must be known already.
     """
@@ -94,14 +94,14 @@ def values(bits: int, *, signed: bool) -> tuple[float, ...]:
 
 @cache
 def borders(bits: int, *, signed: bool) -> Array:
-    """Where the next code begins: half way to its value."""
+    """Compute where the next code begins: half way to its value."""
     middles = [(low + high) / 2 for low, high in pairwise(values(bits, signed=signed))]
     return np.array([*middles, np.inf], np.float32)
 
 
 @cache
 def least(bits: int, *, signed: bool) -> Array:
-    """By the upper 16 bits of a number, the code of the least that has them."""
+    """Tabulate, by the upper 16 bits of a number, the code of the least number that has them."""
     first = np.arange(UPPER, dtype=np.uint32) << 16
     ends = [pattern.view(np.float32) for pattern in (first, first | 0xFFFF)]
     return np.minimum(*(np.searchsorted(borders(bits, signed=signed)[:-1], end, "right") for end in ends)).astype(
@@ -110,7 +110,7 @@ def least(bits: int, *, signed: bool) -> Array:
 
 
 def library(name: str) -> Any:
-    """A module of torchao. Raises MissingPackage where it is not installed."""
+    """Import a module of torchao. Raises MissingPackage where it is not installed."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)  # it tells of kernels that it could not load, and that are not used here
     try:

@@ -32,7 +32,7 @@ class AdamW8bit(Optimizer):
     stochastic_rounding: bool = False
 
     def model_post_init(self, context: Any) -> None:
-        """The codes are worked out now: in a simulation it would be too late."""
+        """Work out the codes now: in a simulation it would be too late."""
         for signed in (True, False):
             least(self.bits, signed=signed)
 
@@ -102,12 +102,12 @@ class LowBitAdamW(ParameterWise):
 
 
 def piece(values: Tensor, chunk: slice, total: int) -> Tensor:
-    """What belongs to a chunk of `total` parameters, of a tensor that holds a share for each."""
+    """Cut out what belongs to a chunk of `total` parameters, of a tensor that holds a share for each."""
     return values[chunk.start * len(values) // total : chunk.stop * len(values) // total]
 
 
 def table(parameter: Tensor, rows: int, width: int, dtype: torch.dtype) -> Tensor:
-    """Zeros [rows, width], sharded by rows where the parameter is."""
+    """Make zeros [rows, width], sharded by rows where the parameter is."""
     if not isinstance(parameter, DTensor):
         return torch.zeros(rows, width, dtype=dtype, device=parameter.device)
     shard = local(parameter)

@@ -34,17 +34,17 @@ class Optimizer(BaseModel, ABC):
 
     @abstractmethod
     def build(self, groups: Groups) -> TorchOptimizer:
-        """The optimizer over the groups of parameters; a group may carry its own `lr` and `weight_decay`.
+        """Build the optimizer over the groups of parameters; a group may carry its own `lr` and `weight_decay`.
 
         Raises MissingPackage where its library is not installed.
         """
 
 
 def parameter_groups(module: nn.Module, weight_decay: float) -> Groups:
-    """The parameters that learn, each once, in the order of the module: those that decay and those that do not.
+    """Group the parameters that learn, each once, in the order of the module: those that decay and those that do not.
 
-    Biases and the weights of normalisations, which have fewer than two axes, do not decay: it would only pull them
-    from where they belong. A group without members is left out.
+    Biases and the weights of normalisations, which have fewer than two axes, do not decay: it would only pull them from
+    where they belong. A group without members is left out.
     """
     learning = [parameter for parameter in module.parameters() if parameter.requires_grad]
     groups = [

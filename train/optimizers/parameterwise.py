@@ -35,14 +35,14 @@ class ParameterWise(Optimizer):
         super().__init__(groups, {"seed": torch.initial_seed()} | defaults)
 
     def add_param_group(self, param_group: State) -> None:
-        """As in torch; parameters are numbered in the order in which they are added."""
+        """Add a group as torch does, and number its parameters in the order in which they are added."""
         super().add_param_group(param_group)
         for parameter in self.param_groups[-1]["params"]:
             self._numbers[parameter] = len(self._numbers)
 
     @abstractmethod
     def start(self, parameter: Tensor, group: State) -> State:
-        """The state before the first step: zeros."""
+        """Make the state before the first step: zeros."""
 
     @abstractmethod
     def update(self, weight: Tensor, grad: Tensor, state: State, group: State) -> None:
@@ -83,7 +83,7 @@ class ParameterWise(Optimizer):
         weight.copy_(exact)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As in torch, save that the state keeps its own precision where the weights have another."""
+        """Load as torch does, save that the state keeps its own precision where the weights have another."""
         super().load_state_dict(state_dict)
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             for parameter, index in zip(group["params"], saved["params"], strict=True):
@@ -93,12 +93,12 @@ class ParameterWise(Optimizer):
 
 
 def zeros(parameter: Tensor) -> Tensor:
-    """FP32 zeros that lie in memory, and are sharded, as the parameter is."""
+    """Make FP32 zeros that lie in memory, and are sharded, as the parameter is."""
     return torch.zeros_like(parameter, dtype=torch.float32, memory_format=torch.preserve_format)
 
 
 def local(value: Any) -> Any:
-    """This rank's shard of a tensor; anything else as it is."""
+    """Return this rank's shard of a tensor; anything else as it is."""
     return value.to_local() if isinstance(value, DTensor) else value
 
 
@@ -124,7 +124,7 @@ def make_generator(seed: int, like: Tensor) -> torch.Generator:
 
 
 def round_stochastically(values: Tensor, generator: torch.Generator) -> Tensor:
-    """BF16 neighbours of finite float32 values, the nearer one the more often, so that the mean is the value.
+    """Round finite float32 values to a BF16 neighbour, the nearer one the more often, so that the mean is the value.
 
     BF16 has 8 bits of mantissa: rounding to nearest drops every update below 1/512 of its weight, and training stands
     still. (Zamirai et al., Revisiting BFloat16 Training, arXiv 2010.06192.) Same shape as `values`.

@@ -20,17 +20,17 @@ class Schedule(BaseModel, ABC):
 
     @abstractmethod
     def fall(self, progress: float) -> float:
-        """Factor of the learning rate after the warm-up; progress from 0 to 1."""
+        """Return the factor of the learning rate after the warm-up; progress from 0 to 1."""
 
     def factor(self, step: float, steps: int) -> float:
-        """Factor of the learning rate in a step, counted from 0, of a run of `steps`."""
+        """Return the factor of the learning rate in a step, counted from 0, of a run of `steps`."""
         rising = round(self.warmup * steps)
         if step < rising:
             return (step + 1) / (rising + 1)
         return self.fall(min(1.0, (step - rising) / max(1, steps - rising)))
 
     def build(self, optimizer: Optimizer, steps: int) -> "Scheduler":
-        """The scheduler of a run of `steps`, to be stepped after each step of the optimizer.
+        """Make the scheduler of a run of `steps`, to be stepped after each step of the optimizer.
 
         It touches nothing but the `lr` of each group, as a factor of the one that the group began with.
         """
@@ -47,14 +47,14 @@ class Scheduler(LambdaLR):
         super().__init__(optimizer, lambda step: factor(self.reached(step)))
 
     def step(self, epoch: int | None = None) -> None:
-        """As in torch, which warns where the optimizer has not stepped yet; but a batch that was skipped is a step of
-        the schedule, too, be it the first."""
+        """Step as torch does, without its warning where the optimizer has not stepped yet: a batch that was skipped is
+        a step of the schedule, too, be it the first."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler\.step\(\)` before", UserWarning)
             super().step(epoch)
 
     def reached(self, step: int) -> float:
-        """Where in the schedule a step is: its own number, unless the schedule was hurried."""
+        """Return the place of a step in the schedule: its own number, unless the schedule was hurried."""
         return self.place + (step - self.since) * self.pace
 
     @property
@@ -63,11 +63,11 @@ class Scheduler(LambdaLR):
         return self.reached(self.last_epoch) > self.steps - 0.5
 
     def halved(self, step: int) -> bool:
-        """Whether half of the schedule is behind after a step."""
+        """Return whether half of the schedule is behind after a step."""
         return self.reached(step) >= self.steps / 2
 
     def hurry(self, left: float) -> None:
-        """From now on, so that the rest of the schedule takes `left` steps."""
+        """Let the rest of the schedule take `left` steps from now on."""
         self.place, self.since = self.reached(self.last_epoch), self.last_epoch
         self.pace = (self.steps - self.place) / max(left, 1.0)
 
@@ -122,5 +122,5 @@ class OneCycle(Schedule):
 
 
 def between(first: float, last: float, progress: float) -> float:
-    """From first to last along half a cosine."""
+    """Interpolate from first to last along half a cosine."""
     return last + (first - last) * (1 + math.cos(math.pi * progress)) / 2

@@ -39,7 +39,7 @@ def average_weights(optimizer: Optimizer, decay: float) -> Optimizer:
 
 
 def find_average(optimizer: Optimizer, parameter: Tensor) -> Tensor | None:
-    """The average of a parameter; None where it has none."""
+    """Find the average of a parameter; None where it has none."""
     average: Tensor | None = optimizer.state.get(parameter, {}).get(AVERAGE)
     return average
 

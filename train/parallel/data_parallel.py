@@ -23,7 +23,7 @@ class DataParallel(RanksStrategy):
     """Distributed data parallelism (DDP: Li et al., PyTorch Distributed, arXiv 2006.15704)."""
 
     def synchronize_gradients(self, loss_module: nn.Module, last: bool) -> AbstractContextManager[Any]:
-        """Gradients of all but the last micro-batch stay on their rank, where they are accumulated."""
+        """Keep the gradients of all but the last micro-batch on their rank, where they are accumulated."""
         if last or not isinstance(loss_module, DistributedDataParallel):
             return nullcontext()
         return loss_module.no_sync()

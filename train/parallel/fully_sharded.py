@@ -33,7 +33,7 @@ class FullySharded(RanksStrategy):
         self._root = loss_module
 
     def synchronize_gradients(self, loss_module: nn.Module, last: bool) -> AbstractContextManager[Any]:
-        """With several replicas, only the last micro-batch averages gradients over them."""
+        """Average gradients over several replicas in the last micro-batch only."""
         if isinstance(loss_module, FSDPModule):
             loss_module.set_requires_all_reduce(last)
         return nullcontext()
@@ -82,8 +82,8 @@ def shard_parameters(parts: StepParts, ranks: Ranks, axes: DeviceMesh, micro_bat
 
 
 def make_policies(device: torch.device, mesh: Mesh, *, cast: bool) -> dict[str, Any]:
-    """The policies of `fully_shard`: the precision of gathered weights, and where shards lie. cast: whether a module's
-    inputs are cast too."""
+    """Make the policies of `fully_shard`: the precision of gathered weights, and where shards lie. cast: whether a
+    module's inputs are cast too."""
     low = torch.bfloat16 if mesh.precision else None
     pin = device.type == "cuda"
     return {

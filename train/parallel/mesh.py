@@ -61,7 +61,7 @@ class Mesh(Strict):
         return "shard" if self.is_sharded else "replicate"
 
     def resolve(self, world: int) -> tuple[int, int]:
-        """The numbers of replicas and of shards of each for `world` ranks. Raises RecipeError for a mismatch."""
+        """Return the numbers of replicas and of shards of each for `world` ranks. Raises RecipeError for a mismatch."""
         shard = self.shard or max(1, world // (self.replicate or 1))
         replicate = self.replicate or max(1, world // shard)
         if replicate * shard != world:

@@ -35,7 +35,8 @@ class Ranks:
 
     @classmethod
     def of(cls, rank: int, world: int, device: torch.device, mesh: Mesh) -> "Ranks":
-        """This rank of an initialized process group. Raises RecipeError where the mesh does not fit the world size."""
+        """Make this rank of an initialized process group. Raises RecipeError where the mesh does not fit the world
+        size."""
         copies, shards = mesh.resolve(world)
         if not mesh.is_sharded:
             return cls(rank, world, device)
@@ -53,9 +54,9 @@ class Ranks:
         return self.world > 1 or self.axes is not None
 
     def reduce_terms(self, terms: int) -> float:
-        """The mean over the ranks of their numbers of loss terms. Each rank divides its sum of losses by it, so that
-        the average of the ranks' gradients is that of the whole batch. Reduced on the host, which has to know whether
-        there is any term."""
+        """Return the mean over the ranks of their numbers of loss terms. Each rank divides its sum of losses by it, so
+        that the average of the ranks' gradients is that of the whole batch. Reduced on the host, which has to know
+        whether there is any term."""
         if self.world == 1 or dist.get_backend() == "fake":  # without other ranks; and its tensors may have no values
             return float(terms)
         number = torch.tensor(terms)
@@ -63,13 +64,13 @@ class Ranks:
         return int(number) / self.world
 
     def average(self, loss: Tensor) -> Tensor:
-        """The mean of a tensor over the ranks."""
+        """Average a tensor over the ranks."""
         loss = loss.clone()
         self._reduce(loss)
         return loss / self.world
 
     def any(self, flag: bool) -> bool:
-        """Whether a flag is set on any rank, so that all ranks decide alike."""
+        """Return whether a flag is set on any rank, so that all ranks decide alike."""
         number = torch.tensor(int(flag))
         self._reduce(number)
         return bool(number)
@@ -99,11 +100,11 @@ class RanksStrategy(ParallelStrategy):
 
 @contextmanager
 def open_ranks(device: torch.device, mesh: Mesh, *, timeout: timedelta = TIMEOUT) -> Iterator[Ranks]:
-    """The ranks of this run while the body runs: those that torchrun started (RANK, WORLD_SIZE and LOCAL_RANK in the
+    """Open the ranks of this run for the body: those that torchrun started (RANK, WORLD_SIZE and LOCAL_RANK in the
     environment), or this process alone.
 
-    When a rank fails, the others raise TrainingFailure. Raises UsageError for a rank without a device, RecipeError
-    for a mesh that does not fit the world size.
+    When a rank fails, the others raise TrainingFailure. Raises UsageError for a rank without a device, RecipeError for
+    a mesh that does not fit the world size.
     """
     world = int(os.environ.get("WORLD_SIZE", "1"))
     mesh.resolve(world)

@@ -41,7 +41,7 @@ class Combination:
 
     @property
     def name(self) -> str:
-        """The techniques and the optimizer, as in `bf16 + checkpoint(policy=selective) + adamw`."""
+        """Techniques and the optimizer, as in `bf16 + checkpoint(policy=selective) + adamw`."""
         parts = [format_technique(named) for named in self.training.techniques]
         return " + ".join([*parts, self.training.optimizer.name])
 
@@ -56,13 +56,13 @@ class ProposedTechniques:
 
     @classmethod
     def of(cls, name: str, technique: type[Technique], proposal: Proposal) -> "ProposedTechniques":
-        """The proposal of the technique that is registered under `name`."""
+        """Make the proposal of the technique that is registered under `name`."""
         entries = (*proposal.before, {name: dict(proposal.config)}, *proposal.after)
         return cls(proposal.tier, technique.slot, tuple(NamedSettings.model_validate(entry) for entry in entries))
 
 
 def format_technique(named: NamedSettings) -> str:
-    """A technique and its settings, as in `gradient-checkpointing(policy=selective)`."""
+    """Format a technique and its settings, as in `gradient-checkpointing(policy=selective)`."""
     settings = ", ".join(f"{key}={value}" for key, value in named.config.items())
     return f"{named.name}({settings})" if settings else named.name
 
@@ -70,8 +70,8 @@ def format_technique(named: NamedSettings) -> str:
 def list_combinations(
     model: MetaModel, training: Training, device: torch.device, devices: int = 1
 ) -> list[Combination]:
-    """Plain training, what the settings ask for, a grid of common combinations, and lean ones: those of them that are
-    legal and that the model supports.
+    """List plain training, what the settings ask for, a grid of common combinations, and lean ones: those of them that
+    are legal and that the model supports.
 
     Raises RecipeError or MissingPackage for a technique of the settings that the model or the machine does not support.
     """
@@ -101,8 +101,8 @@ def list_combinations(
 
 
 def collect_proposals(batch: int, device: torch.device) -> list[ProposedTechniques]:
-    """What the registered techniques propose: those that train all weights before those that train adapters, and each
-    after those that it requires."""
+    """Collect what the registered techniques propose: those that train all weights before those that train adapters,
+    and each after those that it requires."""
     registered: dict[str, type[Technique]] = {name: registry.resolve("technique", name) for name in registry.TECHNIQUES}
     ordered = sorted(registered.items(), key=lambda item: (item[1].trains_adapters, bool(item[1].requires)))
     return [
@@ -115,7 +115,7 @@ def collect_proposals(batch: int, device: torch.device) -> list[ProposedTechniqu
 def enumerate_choices(
     training: Training, proposals: Sequence[ProposedTechniques], supported: set[str]
 ) -> Iterator[tuple[tuple[NamedSettings, ...], NamedSettings]]:
-    """Techniques and optimizer of each combination, legal or not."""
+    """Yield the techniques and the optimizer of each combination, legal or not."""
 
     def list_in(tier: str, slot: Slot) -> list[tuple[NamedSettings, ...]]:
         return [each.techniques for each in proposals if (each.tier, each.slot) == (tier, slot)]
@@ -142,7 +142,7 @@ def enumerate_choices(
 
 
 def find_smaller(optimizer: NamedSettings) -> NamedSettings | None:
-    """The optimizer's variant with less state, with those of its settings that the variant has; None without one."""
+    """Find the optimizer's variant with less state, with the settings that both have; None without one."""
     name = optimizer.configure("optimizer", Optimizer).smaller
     if name is None:
         return None
@@ -151,8 +151,8 @@ def find_smaller(optimizer: NamedSettings) -> NamedSettings | None:
 
 
 def find_supported(model: MetaModel, training: Training, proposals: Iterable[ProposedTechniques]) -> set[str]:
-    """The techniques with their settings, formatted, that the model supports: each is applied alone to a copy of the
-    model on fake tensors.
+    """Find the techniques with their settings, formatted, that the model supports: each is applied alone to a copy of
+    the model on fake tensors.
 
     Raises RecipeError or MissingPackage for an unsupported one that the settings ask for.
     """
@@ -179,8 +179,8 @@ def find_supported(model: MetaModel, training: Training, proposals: Iterable[Pro
 
 
 def replace_unsupported(choice: Iterable[NamedSettings], supported: set[str]) -> tuple[NamedSettings, ...] | None:
-    """The techniques of a choice, with the fallback of one that the model does not support, and without an optional
-    one; None where another is not supported."""
+    """Return the techniques of a choice, with the fallback of one that the model does not support, and without an
+    optional one; None where another is not supported."""
     kept = []
     for named in choice:
         settings = [each for each in (named, get_fallback(named)) if each and format_technique(each) in supported]
@@ -192,18 +192,18 @@ def replace_unsupported(choice: Iterable[NamedSettings], supported: set[str]) ->
 
 
 def get_fallback(named: NamedSettings) -> NamedSettings | None:
-    """The technique with the settings that it falls back to in a model that does not support the given ones."""
+    """Return the technique with the settings that it falls back to in a model that does not support the given ones."""
     fallback = named.configure("technique", Technique).fallback
     return None if fallback is None else NamedSettings(name=named.name, config=dict(fallback))
 
 
 def configure(techniques: Iterable[NamedSettings]) -> dict[str, Technique]:
-    """The configured techniques, by name."""
+    """Configure techniques, by name."""
     return {named.name: named.configure("technique", Technique) for named in techniques}
 
 
 def is_exact(changed: Training, techniques: Iterable[Technique], given: Training, model: MetaModel) -> bool:
-    """Whether the changed settings train as the given ones do without techniques, to 1e-5 of the loss."""
+    """Return whether the changed settings train as the given ones do without techniques, to 1e-5 of the loss."""
     techniques = list(techniques)
     # Running statistics see each micro-batch by itself: losses were up to 0.49 apart in 20 steps on a small ResNet.
     statistics = any(getattr(part, "running_mean", None) is not None for part in model.module.modules())
@@ -215,7 +215,8 @@ def is_exact(changed: Training, techniques: Iterable[Technique], given: Training
 
 
 def has_dropout(module: nn.Module) -> bool:
-    """Whether a model draws dropout masks in training: by modules, or by settings of transformers for its attention."""
+    """Return whether a model draws dropout masks in training: by modules, or by settings of transformers for its
+    attention."""
     rates = [part.p for part in module.modules() if isinstance(part, nn.modules.dropout._DropoutNd)]
     for part in module.modules():
         config = getattr(part, "config", None)

@@ -15,7 +15,7 @@ LAYER = re.compile(r"(\d+)/(\d+)(.*)")
 
 
 def name_part(position: tuple[str, str], ends: int = ENDS) -> str | None:
-    """A name for the part of a step at (phase, layer) that is the same at any depth; None for a layer in between.
+    """Name the part of a step at (phase, layer) alike at any depth; None for a layer in between.
 
     Within one such part the peak is linear in the depth: the part that has the peak of the whole step may be another in
     a deep model than in a shallow one (an 8 B model was 13.7 % off when the step was taken as a whole).
@@ -33,20 +33,20 @@ def name_part(position: tuple[str, str], ends: int = ENDS) -> str | None:
 
 
 def simulated_depths(ends: int = ENDS) -> tuple[int, int]:
-    """Layers of the two shallow models that are simulated instead of a deep one: both ends, and none or one layer in
-    between."""
+    """Return the numbers of layers of the two shallow models that are simulated instead of a deep one: both ends, and
+    none or one layer in between."""
     return 2 * ends, 2 * ends + 1
 
 
 def extrapolate(values: tuple[float, float], depth: int, ends: int = ENDS) -> float:
-    """The value at `depth`, on the line through the values at the two simulated depths."""
+    """Extrapolate the value at `depth`, on the line through the values at the two simulated depths."""
     a, b = simulated_depths(ends)
     return values[0] + (values[1] - values[0]) * (depth - a) / (b - a)
 
 
 @contextmanager
 def truncate_stack(module: nn.Module, depth: int) -> Iterator[None]:
-    """In the body, the module has only the first `depth` layers of its one stack."""
+    """Leave the module only the first `depth` layers of its one stack in the body."""
     (stack,) = find_layer_lists(module)
     layers = dict(stack._modules)
     stack._modules = dict(list(layers.items())[:depth])
@@ -57,7 +57,7 @@ def truncate_stack(module: nn.Module, depth: int) -> Iterator[None]:
 
 
 def copy_shallow(module: nn.Module) -> nn.Module:
-    """A copy of the module with few of its layers, where these are equal; otherwise with all."""
+    """Copy the module with few of its layers, where these are equal; otherwise with all."""
     if find_depth(module) is None:
         return copy.deepcopy(module)
     with truncate_stack(module, simulated_depths()[0]):
@@ -65,8 +65,8 @@ def copy_shallow(module: nn.Module) -> nn.Module:
 
 
 def find_depth(module: nn.Module, ends: int = ENDS) -> int | None:
-    """The number of layers of the module's one stack; None unless it has one stack, of equal layers, that is deep
-    enough for extrapolation to save time."""
+    """Count the layers of the module's one stack; None unless it has one stack, of equal layers, that is deep enough
+    for extrapolation to save time."""
     found = find_layer_lists(module)
     if len(found) != 1:
         return None

@@ -49,7 +49,7 @@ class RateCurve(BaseModel):
     seconds: tuple[float, ...]
 
     def __call__(self, amount: float) -> float:
-        """Seconds for an amount: constant below the least measured amount, proportional above the largest."""
+        """Return the seconds for an amount: constant below the measured amounts, proportional above them."""
         if amount <= self.amounts[0]:
             return self.seconds[0]
         if amount >= self.amounts[-1]:
@@ -82,7 +82,7 @@ class DeviceRates(BaseModel):
         return self.share < QUIET
 
     def explain_busy(self) -> str:
-        """What a busy machine means for these rates, in a sentence."""
+        """Explain what a busy machine means for these rates, in a sentence."""
         return (
             f"other processes kept the machine busy while its speed was measured: {100 * self.share:.0f} % of the "
             f"processor was left. How much threads gain was assumed. It is measured again once the machine is less busy"
@@ -100,7 +100,7 @@ class TimedKernel:
 
 
 def measure_rates(device: torch.device, cache: Cache | None = None, *, again: bool = False) -> DeviceRates:
-    """The rates of a device, measured in about five seconds and kept for each machine.
+    """Measure the rates of a device in about five seconds, and keep them for each machine.
 
     Rates that were measured on a busy machine are measured once more when it is less busy, and the better are kept.
     again: measure, whatever is kept.
@@ -144,7 +144,7 @@ def _measure_rates(device: torch.device, name: str, cache: Cache) -> DeviceRates
 
 
 def list_kernels(device: torch.device) -> dict[str, TimedKernel]:
-    """What is timed on a device: the products by the name of their dtype, `passes` and `copies`."""
+    """List what is timed on a device: the products by the name of their dtype, `passes` and `copies`."""
     sides, sizes = MATRIX_SIDES[device.type], ARRAY_BYTES[device.type]
     kernels = {
         label: TimedKernel(sides, partial(make_square, dtype, device), torch.mm, lambda side: 2.0 * side**3)
@@ -202,7 +202,7 @@ def measure_curve(device: torch.device, kernel: TimedKernel) -> RateCurve:
 
 
 def time_in_turns(*works: Callable[[], Any], clock: Callable[[], float]) -> list[float]:
-    """The least time of each call, taken in turns."""
+    """Time calls in turns, and return the least time of each."""
     best, times, begin = [float("inf")] * len(works), 0, time.perf_counter()
     while True:
         for index, work in enumerate(works):
@@ -216,10 +216,10 @@ def time_in_turns(*works: Callable[[], Any], clock: Callable[[], float]) -> list
 
 
 def spread_over_threads(kernel: TimedKernel, alone: RateCurve, share: float) -> RateCurve:
-    """A kernel's seconds with all threads, from those with one.
+    """Derive a kernel's seconds with all threads from those with one.
 
-    On a quiet machine it is timed. On a busy one that is impossible, since threads wait for one another: products of
-    32 x 32 took 4 ms. There, calls that take long enough are taken to gain by all threads alike.
+    On a quiet machine it is timed. On a busy one that is impossible, since threads wait for one another: products of 32
+    x 32 took 4 ms. There, calls that take long enough are taken to gain by all threads alike.
     """
     threads = torch.get_num_threads()
     if threads == 1:
@@ -236,7 +236,7 @@ def spread_over_threads(kernel: TimedKernel, alone: RateCurve, share: float) -> 
 
 @contextmanager
 def limit_threads(count: int) -> Iterator[None]:
-    """In the body, torch computes with so many threads."""
+    """Let torch compute with so many threads in the body."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -246,7 +246,7 @@ def limit_threads(count: int) -> Iterator[None]:
 
 
 def measure_share() -> float:
-    """The share of the processor that this process gets now, 0 to 1, computing with all of torch's threads."""
+    """Measure the share of the processor that this process gets now, 0 to 1, computing with all of torch's threads."""
     work = partial(torch.mm, *make_square(torch.float32, torch.device("cpu"), 2 * YARDSTICK_SIDE))
     work()
     begin, used = time.perf_counter(), time.process_time()
@@ -273,7 +273,7 @@ def measure_optimizer(optimizer: Any, rates: DeviceRates, cache: Cache | None = 
 
 
 def _measure_step(optimizer: Any, device: torch.device) -> float:
-    """The duration of a step, in elementwise passes over PASS_BYTES."""
+    """Measure the duration of a step, in elementwise passes over PASS_BYTES."""
     weight = torch.nn.Parameter(torch.ones(PARAMETER_SHAPE, device=device))
     weight.grad = torch.full_like(weight, 1e-3)
     stepper = optimizer.build([{"params": [weight]}])

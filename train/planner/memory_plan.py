@@ -69,7 +69,7 @@ class PlanRow:
         return self.combination.training.components().optimizer.caution
 
     def fits(self, memory: int) -> bool:
-        """Whether it fits into `memory` bytes with HEADROOM to spare."""
+        """Return whether it fits into `memory` bytes with HEADROOM to spare."""
         return self.need <= memory * (1 - HEADROOM)
 
 
@@ -89,7 +89,7 @@ class MemoryPlan:
     devices: int = 1
 
     def predict_whole(self, row: PlanRow) -> MemoryPrediction:
-        """The prediction of a row with its timeline: every layer is simulated."""
+        """Predict a row with its timeline: every layer is simulated."""
         training = row.combination.training
         return predict_per_device(self.model, training, self.length, self.rates, self.devices, whole=True)
 
@@ -104,8 +104,8 @@ class MemoryPlan:
         return are_rates_of_device(self.plain, self.rates)
 
     def find_pareto_front(self) -> list[PlanRow]:
-        """The rows that no other beats in both memory and time, fastest first: of those that train all weights, then of
-        those that train adapters."""
+        """Find the rows that no other beats in both memory and time, fastest first: of those that train all weights,
+        then of those that train adapters."""
         front: list[PlanRow] = []
         for whole in (True, False):
             rows = [row for row in self.rows if row.combination.whole is whole]
@@ -170,13 +170,13 @@ def plan_memory(
 
 
 def are_rates_of_device(row: PlanRow, rates: DeviceRates) -> bool:
-    """Whether arithmetic and copies were timed on the device whose memory is planned: not where that is a GPU, and only
-    a CPU is here."""
+    """Return whether arithmetic and copies were timed on the device whose memory is planned: not where that is a GPU,
+    and only a CPU is here."""
     return row.shared or rates.kind != "cpu"
 
 
 def choose_row(rows: Sequence[PlanRow], memory: int, *, copy_timed: bool = True) -> PlanRow | None:
-    """The fastest that fits and trains all weights; where none does, the fastest that fits.
+    """Choose the fastest that fits and trains all weights; where none does, the fastest that fits.
 
     rows: the first is plain training. copy_timed: whether copies between device and host were measured. Otherwise,
     combinations that need none are preferred.
@@ -198,7 +198,8 @@ def choose_row(rows: Sequence[PlanRow], memory: int, *, copy_timed: bool = True)
 def find_largest_batch(
     model: MetaModel, chosen: PlanRow, length: int, memory: int, rates: DeviceRates, devices: int = 1
 ) -> int | None:
-    """Rows of the largest batch that fits with these techniques; None where gradient accumulation makes any batch fit.
+    """Find the rows of the largest batch that fits with these techniques; None where gradient accumulation makes any
+    batch fit.
 
     Memory is nearly linear in the rows, so the line through the last two guesses gives the next (regula falsi). No
     batch of more than LARGEST_INPUT bytes is simulated.

@@ -37,13 +37,13 @@ class AllocationLog:
     phase: str = "build"
 
     def enter(self, phase: str, layer: str = "") -> None:
-        """From now on, events belong to this phase of the step and this layer of the model."""
+        """Let later events belong to this phase of the step and this layer of the model."""
         self.phase = phase
         self.positions.append((phase, layer))
 
     @contextmanager
     def span(self, phase: str) -> Iterator[None]:
-        """Events in the body belong to this phase."""
+        """Let events in the body belong to this phase."""
         before = self.phase
         self.enter(phase)
         try:
@@ -76,7 +76,7 @@ class AllocationLog:
         allocation.category, allocation.side = category, side or allocation.side
 
     def build_timeline(self) -> "MemoryTimeline":
-        """The bytes in use over the recorded events."""
+        """Build the timeline of the bytes in use over the recorded events."""
         table = np.array(self.events, np.int64).reshape(-1, 3)
         indices, changes, places = table.T
         accounts = [(side, category) for side in SIDES for category in CATEGORIES]
@@ -100,7 +100,7 @@ class MemoryTimeline:
     positions: tuple[tuple[str, str], ...]
 
     def series(self, side: Side) -> dict[Category, NDArray[np.int64]]:
-        """Bytes in use after each event, [events], by category."""
+        """Return the bytes in use after each event, [events], by category."""
         start = SIDES.index(side) * len(CATEGORIES)
         return {
             category: np.cumsum(np.where(self.accounts == start + index, self.changes, 0))
@@ -118,21 +118,21 @@ class MemoryTimeline:
         return np.cumsum(np.where(self.accounts >= len(CATEGORIES), self.changes, 0))
 
     def peak(self) -> int:
-        """Peak memory of the device, in bytes."""
+        """Return the peak memory of the device, in bytes."""
         return int(self.device.max(initial=0))
 
     def at_peak(self) -> dict[Category, int]:
-        """The device's bytes by category at the peak."""
+        """Return the device's bytes by category at the peak."""
         return self.at(int(self.device.argmax())) if self.device.size else dict.fromkeys(CATEGORIES, 0)
 
     def at(self, event: int) -> dict[Category, int]:
-        """The device's bytes by category after an event."""
+        """Return the device's bytes by category after an event."""
         accounts = self.accounts[: event + 1]
         totals = np.bincount(accounts, self.changes[: event + 1], len(CATEGORIES))
         return {category: int(totals[index]) for index, category in enumerate(CATEGORIES)}
 
     def find_peaks(self, key: Callable[[tuple[str, str]], str | None]) -> dict[str, int]:
-        """The event after which each part of the run has its peak on the device.
+        """Find the event after which each part of the run has its peak on the device.
 
         key: from (phase, layer) to the name of the part; None leaves the position out.
         """
@@ -148,5 +148,5 @@ class MemoryTimeline:
         return peaks
 
     def phases(self) -> dict[str, dict[Category, int]]:
-        """The device's bytes by category at the peak of each phase."""
+        """Return the device's bytes by category at the peak of each phase."""
         return {phase: self.at(event) for phase, event in self.find_peaks(lambda position: position[0]).items()}

@@ -38,7 +38,7 @@ CPU = torch.device("cpu")
 
 
 def run_operation(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The result of an operation, as by `func(*args, **kwargs)` in a FakeTensorMode or without one."""
+    """Run an operation, as by `func(*args, **kwargs)` in a FakeTensorMode or without one."""
     if func in PURE or func in IN_PLACE:
         mode = find_mode((*args, *kwargs.values()))
         if mode is not None:
@@ -51,7 +51,7 @@ def run_operation(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 
 
 def find_mode(values: Iterable[Any]) -> FakeTensorMode | None:
-    """The mode of the tensors among the values; None unless all of them are fake, on the CPU, and without a value."""
+    """Find the mode of the tensors among the values; None unless all are fake, on the CPU, and without a value."""
     mode = None
     for value in values:
         if isinstance(value, Tensor):

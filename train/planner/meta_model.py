@@ -42,15 +42,15 @@ class MetaModel:
 
     @property
     def parameters(self) -> int:
-        """The number of its parameters; tied ones count once."""
+        """Number of its parameters; tied ones count once."""
         return sum(parameter.numel() for parameter in self.module.parameters())
 
     def copy(self) -> nn.Module:
-        """A copy of the module, for techniques to change."""
+        """Copy the module, for techniques to change."""
         return copy.deepcopy(self.module)
 
     def objective(self) -> Objective:
-        """The training objective of its task."""
+        """Make the training objective of its task."""
         objective: Objective = registry.resolve("objective", self.task.objective).of(self.task)
         return objective
 
@@ -91,7 +91,7 @@ def open_meta_model(
 def from_builder(
     source: Path, builder: str, arguments: dict[str, Any], inputs: tuple[TensorSpec, ...], task: str | None
 ) -> MetaModel:
-    """A module of the user's own."""
+    """Build a module of the user's own."""
     with torch.device("meta"):
         module = builders.build(builders.describe_source(builder, arguments))
     inputs = inputs or tuple(getattr(module, "inputs", ()))
@@ -104,7 +104,7 @@ def from_builder(
 
 
 def from_checkpoint(folder: Path, trust: bool) -> MetaModel:
-    """A checkpoint that was saved before."""
+    """Build the module of a checkpoint that was saved before."""
     card = read_card(folder, trust=trust)
     with torch.device("meta"):
         module = rebuild_from_card(card, folder, trust=trust)
@@ -113,7 +113,7 @@ def from_checkpoint(folder: Path, trust: bool) -> MetaModel:
 
 
 def from_transformers(folder: Path, task: str | None, trust: bool) -> MetaModel:
-    """A folder of transformers, or of sentence-transformers."""
+    """Build the module of a folder of transformers, or of sentence-transformers."""
     opened = huggingface.open_folder(folder, task, trust=trust)
     with torch.device("meta"):
         module = wrappers.build(opened.source)
@@ -134,7 +134,8 @@ def from_transformers(folder: Path, task: str | None, trust: bool) -> MetaModel:
 
 
 def describe_speech(module: SpeechWriter) -> tuple[int, Preprocessing]:
-    """The most tokens that a model writes for a recording, and the spectrograms that it reads, 100 frames a second."""
+    """Return the most tokens that a model writes for a recording, and the spectrograms that it reads, 100 frames a
+    second."""
     model: Any = module.model
     longest = int(model.config.max_target_positions)
     log_mel = LogMelPreprocess(
@@ -145,7 +146,7 @@ def describe_speech(module: SpeechWriter) -> tuple[int, Preprocessing]:
 
 
 def from_timm(folder: Path, task: str | None) -> MetaModel:
-    """A folder of timm."""
+    """Build the module of a folder of timm."""
     source = timm_folder.describe_source(folder, task)
     with torch.device("meta"):
         module = timm_folder.build(source)

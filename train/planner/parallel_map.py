@@ -50,7 +50,7 @@ def preload_workers(module: str, workers: int) -> None:
 
 
 def is_sendable(work: Callable[[T], R]) -> bool:
-    """Whether a function, and what it is bound to, can be sent to another process."""
+    """Return whether a function, and what it is bound to, can be sent to another process."""
     try:
         pickle.dumps(work)
     except (pickle.PicklingError, AttributeError, TypeError):

@@ -67,7 +67,7 @@ def plot_bars(plan: MemoryPlan, path: Path) -> None:
 
 
 def wrap(name: str, width: int = 58) -> str:
-    """A long name on two lines."""
+    """Break a long name into two lines."""
     if len(name) <= width:
         return name
     end = name.rfind(" + ", 0, width)

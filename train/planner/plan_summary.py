@@ -10,7 +10,7 @@ from train.planner.memory_plan import HEADROOM, MemoryPlan, PlanRow
 
 
 def select_rows(plan: MemoryPlan) -> list[PlanRow]:
-    """Plain training, the Pareto front of memory and time, and the choice; the most memory first."""
+    """Select plain training, the Pareto front of memory and time, and the choice; the most memory first."""
     names = {row.combination.name for row in (plan.plain, *plan.find_pareto_front())}
     if plan.chosen:
         names.add(plan.chosen.combination.name)
@@ -19,7 +19,7 @@ def select_rows(plan: MemoryPlan) -> list[PlanRow]:
 
 
 def explain_choice(plan: MemoryPlan) -> str:
-    """The choice in a sentence, or that nothing fits."""
+    """Explain the choice in a sentence, or that nothing fits."""
     budget = f"{format_binary_bytes(plan.memory)}, of which {100 * HEADROOM:.0f} % stay free"
     if plan.chosen is None:
         least = min(plan.rows, key=lambda row: row.need)
@@ -39,7 +39,7 @@ def explain_choice(plan: MemoryPlan) -> str:
 
 
 def format_recipe(row: PlanRow) -> str:
-    """The YAML that turns a row's techniques on, in a recipe of training."""
+    """Format the YAML that turns a row's techniques on, in a recipe of training."""
     training = row.combination.training
     content: dict[str, Any] = {
         "optimizer": training.optimizer.to_yaml_value(),
@@ -52,7 +52,7 @@ def format_recipe(row: PlanRow) -> str:
 
 
 def summarize_plan(plan: MemoryPlan) -> dict[str, Any]:
-    """The plan as JSON-ready values; bytes and seconds."""
+    """Summarize the plan as JSON-ready values; bytes and seconds."""
     return {
         "model": plan.model.name,
         "task": plan.model.task.name,
@@ -71,7 +71,7 @@ def summarize_plan(plan: MemoryPlan) -> dict[str, Any]:
 
 
 def summarize_row(row: PlanRow, plan: MemoryPlan) -> dict[str, Any]:
-    """A row of the plan as JSON-ready values."""
+    """Summarize a row of the plan as JSON-ready values."""
     training, found = row.combination.training, row.prediction
     return {
         "name": row.combination.name,

@@ -57,7 +57,7 @@ class MemoryPrediction:
 
     @property
     def seconds(self) -> float:
-        """The time of one step."""
+        """Time of one step."""
         return self.cost.seconds()
 
 
@@ -131,7 +131,7 @@ def simulate_step(
     rates: DeviceRates,
     ranks: Ranks,
 ) -> tuple[MemoryTimeline, StepCost]:
-    """The memory timeline and the cost of one step of the module, which may be a shallow copy of the model's."""
+    """Simulate one step of the module, which may be a shallow copy of the model's, for its memory timeline and cost."""
     rows, times = ceil(training.batch_size / ranks.world), 1.0
     micro = next((each.micro_batch for each in parts.techniques.values() if each.micro_batch is not None), None)
     if micro is not None and rows > MICRO * micro:
@@ -161,7 +161,7 @@ def simulate_step(
 
 
 def cost_optimizer(state: TrainState, parts: TrainingComponents, metered: StepCost, rates: DeviceRates) -> StepCost:
-    """The cost of the optimizer's step, from its measured time per parameter on the side where it steps."""
+    """Compute the cost of the optimizer's step, from its measured time per parameter on the side where it steps."""
     count = sum(parameter.numel() for group in state.optimizer.param_groups for parameter in group["params"])
     if metered.host > metered.device:
         return StepCost(host=count * measure_optimizer(parts.optimizer, rates.host or rates))
@@ -169,7 +169,7 @@ def cost_optimizer(state: TrainState, parts: TrainingComponents, metered: StepCo
 
 
 def extrapolate_prediction(simulated: list[tuple[MemoryTimeline, StepCost]], depth: int, ends: int) -> MemoryPrediction:
-    """The prediction for a deep model, from the simulations of two shallow ones."""
+    """Extrapolate the prediction for a deep model from the simulations of two shallow ones."""
     (low, low_cost), (high, high_cost) = simulated
     peaks = [timeline.find_peaks(partial(name_part, ends=ends)) for timeline in (low, high)]
     parts: dict[str, dict[Category, int]] = {}
@@ -188,5 +188,5 @@ def extrapolate_prediction(simulated: list[tuple[MemoryTimeline, StepCost]], dep
 
 
 def sum_categories(part: Mapping[Category, int]) -> int:
-    """Bytes of all categories."""
+    """Sum the bytes of all categories."""
     return sum(part.values())

@@ -13,7 +13,7 @@ class SampledIteration(ChunkIteration):
     """Visits a sample of the chunks. Peak memory is that of all of them; operations are counted with their number."""
 
     def uniform(self, items: Sequence[T]) -> Iterator[T]:
-        """The first item, counted for all."""
+        """Yield the first item, counted for all."""
         if len(items) < 2:
             yield from items
             return
@@ -21,7 +21,7 @@ class SampledIteration(ChunkIteration):
             yield items[0]
 
     def accumulating(self, items: Sequence[T]) -> Iterator[T]:
-        """The first item, the second, counted for all but the first and the last, and the last."""
+        """Yield the first item, the second, counted for all but the first and the last, and the last."""
         if len(items) <= 3:
             yield from items
             return

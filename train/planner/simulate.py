@@ -85,7 +85,7 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def mark_optimizer(self, begins: bool) -> None:
-        """The optimizer's step begins or ends, in whatever phase."""
+        """Note that the optimizer's step begins or ends, in whatever phase."""
         self._is_stepping = begins
 
     def __enter__(self) -> "AllocationTracker":
@@ -127,8 +127,8 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return [index]
 
     def _adds_in_place(self, first: Tensor, caller: FrameType | None) -> bool:
-        """Whether autograd sums two gradients here and would do so in place, into the first, without a dispatch mode
-        (`can_accumulate_inplace` of torch/csrc/autograd/input_buffer.cpp).
+        """Return whether autograd sums two gradients here and would do so in place, into the first, without a dispatch
+        mode (`can_accumulate_inplace` of torch/csrc/autograd/input_buffer.cpp).
 
         A sum in the backward formula of a node looks the same, except that the same node allocated its first term.
         """
@@ -149,7 +149,7 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def get_autograd_node() -> int:
-    """The sequence number of the node of autograd's graph that is executing; -1 outside a backward pass."""
+    """Return the sequence number of the node of autograd's graph that is executing; -1 outside a backward pass."""
     node = torch._C._current_autograd_node()
     return -1 if node is None else int(node._sequence_nr())
 
@@ -169,7 +169,7 @@ class PausedTracking:
 
 @contextmanager
 def track_position(tracker: AllocationTracker, state: TrainState) -> Iterator[None]:
-    """In the body, hooks log the phase and the layer that the step is in, and account gradients as they arrive."""
+    """Log the phase and the layer that the step is in, and account gradients as they arrive, in the body."""
     log = tracker.log
     handles: list[Any] = []
     layer_of: dict[Tensor, str] = {}
@@ -263,7 +263,7 @@ def initialize_optimizer_state(state: TrainState) -> None:
 def simulate(
     prepare: Prepare, steps: int = 1, *, meter: CostMeter | None = None, clip: float | None = None
 ) -> MemoryTimeline:
-    """The memory timeline of training steps on fake tensors, representative of all later steps.
+    """Simulate training steps on fake tensors, for a memory timeline that is representative of all later steps.
 
     prepare: builds the state and a batch from fake tensors (see `fakify`).
     """
@@ -285,13 +285,13 @@ def skip_values(state: TrainState, batch: Batch) -> tuple[TrainState, Batch]:
 
 
 def make_fake_mode() -> FakeTensorMode:
-    """A context in which new tensors are fake: they have shape and dtype, and no storage."""
+    """Make a context in which new tensors are fake: they have shape and dtype, and no storage."""
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 @contextmanager
 def open_fake_process_group(world: int) -> Iterator[None]:
-    """In the body, this process is rank 0 of a fake group of `world` ranks: no other exists, and nothing is sent."""
+    """Make this process rank 0 of a fake group of `world` ranks in the body: no other exists, and nothing is sent."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
     try:
         yield

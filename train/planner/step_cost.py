@@ -33,11 +33,11 @@ class StepCost:
     flops: float = 0.0
 
     def seconds(self) -> float:
-        """The duration: copies overlap with the device's operations, the host's operations do not."""
+        """Return the duration: copies overlap with the device's operations, the host's operations do not."""
         return max(self.device, self.copies) + self.host
 
     def plus(self, other: "StepCost", times: float = 1.0) -> "StepCost":
-        """This cost and `times` times the other, one after the other."""
+        """Add `times` times another cost to this one."""
         return StepCost(
             self.device + times * other.device,
             self.copies + times * other.copies,
@@ -79,7 +79,7 @@ class CostMeter:
             cost.flops += account.times * flops
 
     def pass_over(self, rates: DeviceRates, touched: int) -> float:
-        """The seconds of an elementwise operation on so many bytes; most sizes occur many times in a step."""
+        """Return the seconds of an elementwise operation on so many bytes; most sizes occur many times in a step."""
         key = id(rates), touched
         if key not in self._passes:
             self._passes[key] = rates.passes(float(touched))
@@ -88,19 +88,19 @@ class CostMeter:
 
 @cache
 def is_free(func: Any) -> bool:
-    """Whether an operation reads and writes no bytes, as a view."""
+    """Return whether an operation reads and writes no bytes, as a view."""
     return str(func._overloadpacket) in FREE or bool(getattr(func, "is_view", False))
 
 
 @cache
 def has_flops(func: Any) -> bool:
-    """Whether an operation is a matrix product, a convolution or attention."""
+    """Return whether an operation is a matrix product, a convolution or attention."""
     packet = func._overloadpacket
     return packet in flop_registry or any(part in str(packet) for part in ATTENTION)
 
 
 def count_flops(func: Any, args: Any, kwargs: Any, out: Any) -> float:
-    """Floating-point operations of a call to an operation that `has_flops`."""
+    """Count the floating-point operations of a call to an operation that `has_flops`."""
     packet = func._overloadpacket
     if packet in flop_registry:
         return float(flop_registry[packet](*args, **kwargs, out_val=out))
@@ -113,7 +113,7 @@ def count_flops(func: Any, args: Any, kwargs: Any, out: Any) -> float:
 
 
 def find_tensors(value: Any) -> list[Tensor]:
-    """The tensors in nested tuples, lists and dicts."""
+    """Find the tensors in nested tuples, lists and dicts."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, dict):
@@ -130,5 +130,5 @@ def find_tensors(value: Any) -> list[Tensor]:
 
 
 def count_bytes(values: list[Tensor]) -> int:
-    """Bytes of the elements of tensors, which may be views of larger ones."""
+    """Count the bytes of the elements of tensors, which may be views of larger ones."""
     return sum([value.nbytes for value in values])

@@ -103,13 +103,13 @@ def plot_timeline(
 
 
 def find_phases(names: Sequence[str]) -> list[Phase]:
-    """The runs of equal names, given the name of the phase of each event."""
+    """Find the runs of equal names, given the name of the phase of each event."""
     edges = [number for number, name in enumerate(names) if not number or name != names[number - 1]]
     return [(names[start], start, end) for start, end in pairwise([*edges, len(names) - 1])] if edges else []
 
 
 def drop_empty(series: Mapping[str, Bytes]) -> dict[str, Bytes]:
-    """The categories that are not zero throughout."""
+    """Drop the categories that are zero throughout."""
     return {name: values for name, values in series.items() if values.any()}
 
 
@@ -160,7 +160,7 @@ def plot_panel(
 
 
 def downsample(total: Bytes) -> NDArray[np.intp]:
-    """The indices to plot: of the highest and the lowest value of each column, the first and the last."""
+    """Choose the indices to plot: of the highest and the lowest value of each column, the first and the last."""
     if total.size <= 2 * COLUMNS:
         return np.arange(total.size)
     parts = np.array_split(np.arange(total.size), COLUMNS)
@@ -169,12 +169,12 @@ def downsample(total: Bytes) -> NDArray[np.intp]:
 
 
 def find_axis_limit(peak: float, limit: float | None) -> float:
-    """The top of the memory axis: above the peak, and above the limit unless that would flatten the areas."""
+    """Find the top of the memory axis: above the peak, and above the limit unless that would flatten the areas."""
     return 1.12 * max(peak, limit if limit and limit < 2.5 * peak else 0, 1e-9)
 
 
 def get_colour(name: str, series: Mapping[str, Bytes]) -> str:
-    """The colour of a category; an unknown one gets a spare colour."""
+    """Return the colour of a category; an unknown one gets a spare colour."""
     others = [each for each in series if each not in COLOURS]
     return COLOURS[name] if name in COLOURS else SPARE[others.index(name) % len(SPARE)]
 

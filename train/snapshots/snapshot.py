@@ -88,7 +88,7 @@ class Snapshots:
             self._wait()
 
     def latest(self) -> int | None:
-        """The step of the newest intact snapshot, None without one. A damaged one is skipped with a warning."""
+        """Return the step of the newest intact snapshot, None without one. A damaged one is skipped with a warning."""
         self._wait()
         return max(self._read_intact(), default=None)
 
@@ -166,7 +166,7 @@ class Snapshots:
             self._gather(None)  # no rank reads the folder before this is done
 
     def _read_intact(self) -> dict[int, SnapshotManifest]:
-        """The manifests of the snapshots that are intact, as far as that is known without reading their tensors."""
+        """Read the manifests of the snapshots that are intact, as far as is known without reading their tensors."""
         manifests = {}
         for step in self._list_steps():
             if step not in self._damaged:
@@ -233,16 +233,16 @@ class Snapshots:
 
 
 def get_first_failure(error: CheckpointException) -> BaseException:
-    """The exception of the first rank that failed."""
+    """Return the exception of the first rank that failed."""
     return error.failures[min(error.failures)][0]
 
 
 def is_under(path: str, paths: Collection[str]) -> bool:
-    """Whether a dotted path is one of `paths`, or below one."""
+    """Return whether a dotted path is one of `paths`, or below one."""
     names = path.split(".")
     return any(".".join(names[: stop + 1]) in paths for stop in range(len(names)))
 
 
 def format_spec(found: tuple[str, tuple[int, ...]] | None) -> str:
-    """A dtype and a shape, as in `float32 [2, 3]`."""
+    """Format a dtype and a shape, as in `float32 [2, 3]`."""
     return "a plain value" if found is None else f"{found[0].removeprefix('torch.')} {list(found[1])}"

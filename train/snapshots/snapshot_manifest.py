@@ -72,18 +72,18 @@ class SnapshotManifest(BaseModel):
 
     @property
     def pack_names(self) -> dict[str, str]:
-        """The name of the pack of each chunk, by key."""
+        """Name of the pack of each chunk, by key."""
         return {key: name for name, pack in self.packs.items() for key in pack.keys}
 
 
 def list_steps(folder: Path) -> list[int]:
-    """The steps that have a manifest, the newest first."""
+    """List the steps that have a manifest, the newest first."""
     found = (MANIFEST_NAME.fullmatch(path.name) for path in folder.iterdir())
     return sorted((int(match[1]) for match in found if match), reverse=True)
 
 
 def manifest_path(folder: Path, step: int) -> Path:
-    """The path of the manifest of a step."""
+    """Return the path of the manifest of a step."""
     return folder / f"step-{step:09d}.json"
 
 
@@ -129,7 +129,8 @@ def remove_unused(folder: Path, kept: Collection[int]) -> None:
 
 @contextmanager
 def write_atomically(path: Path) -> Iterator[Path]:
-    """A temporary path to write to. After the body the file is at `path`, complete and on the disk, or not at all."""
+    """Yield a temporary path to write to. After the body the file is at `path`, complete and on the disk, or not at
+    all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.half")
     try:
         yield temporary

@@ -42,7 +42,7 @@ costs an fsync, so it must not be small."""
 
 
 def hash_tensor(tensor: Tensor) -> str:
-    """The digest of a tensor's dtype, shape and values: 32 hex digits of SHA-256, on CPUs faster than BLAKE2."""
+    """Hash a tensor's dtype, shape and values: 32 hex digits of SHA-256, on CPUs faster than BLAKE2."""
     sha = hashlib.sha256(f"{tensor.dtype} {list(tensor.shape)}\n".encode())
     sha.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return sha.hexdigest()[:32]
@@ -52,19 +52,19 @@ class UnchangedPlans:
     """What PackWriter and PackReader share: plans of torch.distributed.checkpoint are taken as they are."""
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Nothing is kept from one checkpoint to the next."""
+        """Do nothing: nothing is kept from one checkpoint to the next."""
 
     def prepare_local_plan(self, plan: Any) -> Any:
-        """The plan of a rank."""
+        """Return the plan of a rank."""
         return plan
 
     def prepare_global_plan(self, plans: Any) -> Any:
-        """The plans of all ranks."""
+        """Return the plans of all ranks."""
         return plans
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether a path names a checkpoint of this storage: it is opened by a folder and a manifest only."""
+        """Return whether a path names a checkpoint of this storage: it is opened by a folder and a manifest only."""
         return False
 
 
@@ -202,7 +202,7 @@ class PackReader(UnchangedPlans, StorageReader):
 
 @contextmanager
 def open_pack(file: Path) -> Iterator[Callable[[str], Tensor]]:
-    """A function that reads a tensor of a pack by its key. It raises SourceError where the content was changed."""
+    """Yield a function that reads a tensor of a pack by its key, and raises SourceError where it was changed."""
 
     def read(key: str) -> Tensor:
         tensor: Tensor = pack.get_tensor(key)
@@ -218,6 +218,6 @@ def open_pack(file: Path) -> Iterator[Callable[[str], Tensor]]:
 
 
 def to_host(tensor: Any) -> Tensor:
-    """A contiguous tensor in host memory whose storage has no other elements, as safetensors needs it."""
+    """Return a contiguous tensor in host memory whose storage has no other elements, as safetensors needs it."""
     host: Tensor = tensor.detach().cpu().contiguous()
     return host if host.untyped_storage().nbytes() == host.nbytes else host.clone()

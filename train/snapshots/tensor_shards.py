@@ -47,17 +47,17 @@ class TensorShard:
         return ChunkStorageMetadata(self.offset, self.tensor.shape)
 
     def copy(self) -> "TensorShard":
-        """A copy in host memory."""
+        """Copy the shard to host memory."""
         copied = self.tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
         return TensorShard(self.shape, self.offset, copied)
 
 
 def split_state(state: Mapping[str, Any]) -> tuple[dict[str, TensorShard], dict[str, Any]]:
-    """The tensor shards and the plain values of a state, by dotted path.
+    """Split a state into tensor shards and plain values, by dotted path.
 
     A tensor subclass that is made of tensors (the 8-bit state of an optimizer) is split into these. If it is sharded,
-    its parts are bound to their rank and number of ranks: blocks of quantized values cannot be resharded.
-    Raises UsageError for a value that is neither tensor nor plain, and for two values of one path.
+    its parts are bound to their rank and number of ranks: blocks of quantized values cannot be resharded. Raises
+    UsageError for a value that is neither tensor nor plain, and for two values of one path.
     """
     shards: dict[str, TensorShard] = {}
     values: dict[str, Any] = {}
@@ -85,7 +85,7 @@ def restore_values(state: Mapping[str, Any], values: Mapping[str, Any]) -> None:
 
 
 def iterate_leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Dotted path, container and key of each tensor, and of each outermost value without tensors in it."""
+    """Yield the dotted path, container and key of each tensor, and of each outermost value without tensors in it."""
     for key, value in list(node.items() if isinstance(node, Mapping) else enumerate(node)):
         name = f"{path}.{key}" if path else str(key)
         if is_branch(value):
@@ -95,7 +95,7 @@ def iterate_leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
 
 
 def is_branch(value: Any) -> bool:
-    """Whether a value contains tensors, or integer keys, as the state of an optimizer has them."""
+    """Return whether a value contains tensors, or integer keys, as the state of an optimizer has them."""
     if isinstance(value, Mapping):
         numbered = not all(isinstance(key, str) for key in value)
         return numbered or any(isinstance(each, Tensor) or is_branch(each) for each in value.values())
@@ -103,7 +103,7 @@ def is_branch(value: Any) -> bool:
 
 
 def find_unsupported(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Path and value of everything that JSON does not restore as it was, apart from tuples."""
+    """Yield the path and value of everything that JSON does not restore as it was, apart from tuples."""
     if isinstance(value, (dict, list, tuple)):
         for key, each in value.items() if isinstance(value, dict) else enumerate(value):
             yield from find_unsupported(f"{path}.{key}", each)
@@ -112,7 +112,7 @@ def find_unsupported(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def restore_tuples(saved: Any, given: Any) -> Any:
-    """A value from JSON, with tuples where the given one has them."""
+    """Restore a value from JSON, with tuples where `like` has them."""
     if isinstance(saved, list) and isinstance(given, (list, tuple)):
         items = [restore_tuples(*pair) for pair in zip_longest(saved, given[: len(saved)])]
         return tuple(items) if isinstance(given, tuple) else items
@@ -122,7 +122,7 @@ def restore_tuples(saved: Any, given: Any) -> Any:
 
 
 def iterate_shards(name: str, tensor: Tensor) -> Iterator[tuple[str, TensorShard]]:
-    """The shards of a tensor on this rank, as plain tensors, by name."""
+    """Yield the shards of a tensor on this rank, as plain tensors, by name."""
     if isinstance(tensor, DTensor):
         mesh, here = tensor.device_mesh, tensor.device_mesh.get_coordinate()
         if here is None:

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 def cast_inputs_to_bf16(
     part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a forward pass with FP32 tensors cast to BF16: FP32 comes from images and from buffers."""
+    """Cast the FP32 arguments of a forward pass to BF16: FP32 comes from images and from buffers."""
     return tuple(map(cast_to_bf16, args)), {name: cast_to_bf16(value) for name, value in kwargs.items()}
 
 
 def cast_to_bf16(value: Any) -> Any:
-    """An FP32 tensor cast to BF16; any other value unchanged."""
+    """Cast an FP32 tensor to BF16; return any other value unchanged."""
     return value.bfloat16() if isinstance(value, Tensor) and value.dtype is torch.float32 else value

@@ -64,7 +64,7 @@ def find_conflict(
     parallelism: str | None = None,
     ema: float | None = None,
 ) -> str | None:
-    """Why these techniques and this optimizer cannot be combined; None where they can.
+    """Explain why these techniques and this optimizer cannot be combined; None where they can.
 
     max_grad_norm: of gradient clipping, None without. parallelism: "replicate" or "shard"; None on one device. ema: the
     decay of the average of the weights, None without.

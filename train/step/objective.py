@@ -34,11 +34,12 @@ class Objective(ABC):
 
     @classmethod
     def of(cls, task: "Task", dataset: Dataset | None = None) -> "Objective":
-        """The objective for a dataset, since a task may take several kinds. Raises DataError where none fits."""
+        """Make the objective for a dataset, since a task may take several kinds. Raises DataError where none fits."""
         return cls(task)
 
     def prepare_rows(self, dataset: Dataset) -> Dataset:
-        """The rows that are learned from, where a sample is not one of them: of a long text there may be several.
+        """Return the rows that are learned from, where a sample is not one of them: of a long text there may be
+        several.
 
         Rows that are prepared stay as they are. Raises DataError where none is left.
         """
@@ -55,18 +56,19 @@ class Objective(ABC):
 
     @abstractmethod
     def collate(self, samples: Sequence[Any], labels: Sequence[Any] | None) -> Batch:
-        """The batch of some samples and their labels, as `laconic.data.reader` gives them. Raises DataError."""
+        """Build the batch of some samples and their labels, as `laconic.data.reader` reads them. Raises DataError."""
 
     @abstractmethod
     def count_terms(self, batch: Batch) -> int:
-        """The number of terms in the loss of this batch."""
+        """Count the terms in the loss of this batch."""
 
     @abstractmethod
     def loss(self, module: nn.Module, batch: Batch) -> Tensor:
-        """The sum of the batch's losses, [] float32."""
+        """Sum the batch's losses, [] float32."""
 
     def answer(self, module: nn.Module, samples: Sequence[Any], device: torch.device) -> list[dict[str, str]]:
-        """For each sample, as `prepare_rows` makes it, what the model is given, answers, and should answer, as texts.
+        """Generate answers: for each sample, as `prepare_rows` makes it, the prompt, the model's answer and the right
+        one, as texts.
 
         Raises RecipeError where the model generates nothing.
         """
@@ -76,7 +78,7 @@ class Objective(ABC):
 
     @abstractmethod
     def make_example(self, rows: int, length: int) -> Batch:
-        """A batch of the shapes that training has, without padding: to simulate and to time a step with."""
+        """Make a batch of the shapes that training has, without padding: to simulate and to time a step with."""
 
     def attach(self, modules: TrainedModules) -> None:  # noqa: B027 - most objectives train nothing else
         """Add the modules that this objective trains in addition to the model, and change the model for it.
@@ -86,12 +88,12 @@ class Objective(ABC):
         """
 
     def count_tokens(self, batch: Batch) -> int:
-        """What a batch counts for in tokens per second: tokens of a text without padding, rows of anything else."""
+        """Count a batch for the tokens per second: tokens of a text without padding, rows of anything else."""
         mask = batch.get("attention_mask") if "texts" in self.task.accepts else None
         return next(iter(batch.values())).shape[0] if mask is None else int(mask.sum())
 
     def split(self, batch: Batch, rows: int | None) -> list[Batch]:
-        """The micro-batches of at most `rows` rows; the whole batch where `rows` is None."""
+        """Split a batch into micro-batches of at most `rows` rows; None keeps it whole."""
         count = next(iter(batch.values())).shape[0]
         if rows is None or rows >= count:
             return [batch]
@@ -108,14 +110,14 @@ class LossModule(nn.Module):
         self.objective = objective
 
     def forward(self, batch: Batch) -> Tensor:
-        """The summed loss, [] float32; 0 for a batch without rows, which a rank may have where others have some."""
+        """Sum the loss, [] float32; 0 for a batch without rows, which a rank may have where others have some."""
         if next(iter(batch.values())).shape[0] == 0:
             return self.objective.loss(self.module, fill_empty(batch)) * 0
         return self.objective.loss(self.module, batch)
 
 
 def fill_empty(batch: Batch) -> Batch:
-    """A batch of one meaningless row in place of one without rows, which few models accept."""
+    """Make a batch of one meaningless row in place of one without rows, which few models accept."""
     rows = {name: tensor.new_zeros((1, *tensor.shape[1:])) for name, tensor in batch.items()}
     return rows | {name: torch.ones_like(row) for name, row in rows.items() if name == "attention_mask"}
 
@@ -126,6 +128,6 @@ def to_tensors(arrays: dict[str, Any]) -> Batch:
 
 
 def first_output(module: nn.Module, batch: Batch) -> Tensor:
-    """Call a module on a batch's inputs; gives its first output."""
+    """Call a module on a batch's inputs, and return its first output."""
     inputs = {name: tensor for name, tensor in batch.items() if name != TARGETS}
     return next(iter(call(module, inputs).values()))

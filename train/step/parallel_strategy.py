@@ -16,23 +16,23 @@ class ParallelStrategy:
     """How many micro-batches a batch has at least. All ranks take as many, since each is a round of collectives."""
 
     def reduce_terms(self, terms: int) -> float:
-        """What this rank's sum of losses is divided by, from the number of loss terms in its part of the batch; 0 on
+        """Return the divisor of this rank's sum of losses, from the number of loss terms in its part of the batch; 0 on
         all ranks where none has a term."""
         return float(terms)
 
     def average(self, loss: Tensor) -> Tensor:
-        """The mean of a loss, [] float32, over all ranks."""
+        """Average a loss, [] float32, over all ranks."""
         return loss
 
     def any(self, flag: bool) -> bool:
-        """Whether a flag is set on any rank."""
+        """Return whether a flag is set on any rank."""
         return bool(flag)
 
     def synchronize_gradients(self, loss_module: nn.Module, last: bool) -> AbstractContextManager[Any]:
-        """A context for the passes of one micro-batch. last: whether it is the batch's last, after which gradients
-        are reduced over the ranks."""
+        """Enter a context for the passes of one micro-batch. last: whether it is the batch's last, after which
+        gradients are reduced over the ranks."""
         return nullcontext()
 
     def gather_weights(self) -> AbstractContextManager[Any]:
-        """A context in which the model can be called outside a step, by all ranks alike."""
+        """Enter a context in which the model can be called outside a step, by all ranks alike."""
         return nullcontext()

@@ -25,10 +25,10 @@ class ParameterSettings:
 
 
 def freeze_parameters(module: nn.Module, patterns: Sequence[str]) -> list[nn.Parameter]:
-    """Take the gradients off the parameters that match a pattern; gives those parameters.
+    """Freeze the parameters that match a pattern, and return them.
 
-    A pattern is a parameter's name, that of a module around it, or the end of either, from a dot on; `*` is any part
-    of a name. Raises RecipeError for a pattern that matches none, and where nothing is left to train.
+    A pattern is a parameter's name, that of a module around it, or the end of either, from a dot on; `*` is any part of
+    a name. Raises RecipeError for a pattern that matches none, and where nothing is left to train.
     """
     named = dict(module.named_parameters())
     frozen: dict[str, nn.Parameter] = {}
@@ -46,14 +46,14 @@ def freeze_parameters(module: nn.Module, patterns: Sequence[str]) -> list[nn.Par
 
 
 def is_match(name: str, pattern: str) -> bool:
-    """Whether a pattern matches a parameter's name."""
+    """Return whether a pattern matches a parameter's name."""
     return any(fnmatchcase(f".{name}", f"*.{pattern}{end}") for end in ("", ".*"))
 
 
 def make_rate_scale(module: nn.Module, decay: float) -> Callable[[str], float]:
-    """A function from the name of a parameter to the factor of its learning rate (Clark et al., ELECTRA, arXiv
-    2003.10555): 1 after the repeated layers, `decay` in the last of them, and once more for each layer before, with
-    the embeddings before the first.
+    """Make a function from the name of a parameter to the factor of its learning rate (Clark et al., ELECTRA, arXiv
+    2003.10555): 1 after the repeated layers, `decay` in the last of them, and once more for each layer before, with the
+    embeddings before the first.
 
     It also takes the names of adapters within the layers. Raises RecipeError for a model without repeated layers.
     """
@@ -79,7 +79,7 @@ def make_rate_scale(module: nn.Module, decay: float) -> Callable[[str], float]:
 def scale_rates(
     module: nn.Module, groups: list[dict[str, Any]], rate: float, scale: Callable[[str], float]
 ) -> list[dict[str, Any]]:
-    """The groups of an optimizer, each divided by the learning rate of its parameters, the highest rate first."""
+    """Divide the groups of an optimizer by the learning rate of their parameters, the highest rate first."""
     factors = {parameter: scale(name) for name, parameter in module.named_parameters()}
     divided = []
     for group in groups:

@@ -15,7 +15,7 @@ from train.step.train_state import StepCallback, StepCallbackFactory, TrainState
 
 
 def has_property(history: Sequence[Record], name: str) -> bool:
-    """Whether a stage of a checkpoint's history makes a property, as "zeros", and no later one breaks it."""
+    """Return whether a stage of a checkpoint's history makes a property, as "zeros", and no later one breaks it."""
     found = False
     for record in history:
         stage: Any = registry.resolve("stage", record.stage)
@@ -24,7 +24,8 @@ def has_property(history: Sequence[Record], name: str) -> bool:
 
 
 def keep_zeros(checkpoint: Checkpoint, techniques: Mapping[str, Technique]) -> tuple[StepCallbackFactory, ...]:
-    """The callbacks that zero the pruned weights of a checkpoint after each step; none for one without pruned weights.
+    """Make the callbacks that zero the pruned weights of a checkpoint after each step; none for one without pruned
+    weights.
 
     Only parameters with two axes or more are masked. Raises RecipeError for a technique that loses zeros.
     """
@@ -42,7 +43,7 @@ def keep_zeros(checkpoint: Checkpoint, techniques: Mapping[str, Technique]) -> t
 
 
 def mask_weights(state: TrainState, masks: Mapping[str, Tensor]) -> StepCallback:
-    """A callback that sets weights, and their averages, to zero. masks: where, bool, by the name of the parameter."""
+    """Make a callback that sets weights, and their averages, to zero. masks: where, bool, by the parameter's name."""
     parameters = dict(state.module.named_parameters())
     masked = [(parameters[name], mask.to(parameters[name].device)) for name, mask in masks.items()]
 

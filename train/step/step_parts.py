@@ -53,7 +53,7 @@ class StepParts:
 
     @property
     def module(self) -> nn.Module:
-        """The model. Techniques may change how it computes, not what its parameters are called."""
+        """Trained model. Techniques may change how it computes, not what its parameters are called."""
         return self.modules.model
 
     @property

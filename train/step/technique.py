@@ -68,12 +68,12 @@ class Technique(BaseModel, ABC):
 
     @classmethod
     def proposals(cls, batch: int, device: torch.device) -> Sequence[Proposal]:
-        """The settings that the memory planner tries, for batches of so many rows on a device."""
+        """List the settings that the memory planner tries, for batches of so many rows on a device."""
         return ()
 
     @property
     def fallback(self) -> Mapping[str, Any] | None:
-        """The settings that the planner takes in a model that does not support these; None without any."""
+        """Settings that the planner takes in a model that does not support these; None without any."""
         return None
 
     @property

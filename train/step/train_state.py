@@ -21,7 +21,7 @@ PhaseContext = Callable[[str], AbstractContextManager[Any]]
 
 
 def ignore_phase(name: str) -> AbstractContextManager[None]:
-    """The context of a phase that is not observed."""
+    """Enter no context: the phase is not observed."""
     return nullcontext()
 
 
@@ -61,7 +61,7 @@ class TrainState:
 
     @property
     def module(self) -> nn.Module:
-        """The model."""
+        """Trained model."""
         return self.modules.model
 
     @property
@@ -76,7 +76,7 @@ class TrainState:
 
     @contextmanager
     def forward_context(self) -> Iterator[None]:
-        """The context of a forward pass: autocast, offloading of activations and the like."""
+        """Enter the contexts of a forward pass: autocast, offloading of activations and the like."""
         with ExitStack() as stack:
             for context in self.settings.forward_contexts:
                 stack.enter_context(context())
@@ -101,13 +101,13 @@ class TrainState:
             self.scaler = before
 
     def split(self, batch: Batch) -> list[Batch]:
-        """The micro-batches of a batch; some without rows, where this rank has fewer than another."""
+        """Split a batch into micro-batches; some have no rows, where this rank has fewer than another."""
         parts = self.objective.split(batch, self.settings.micro_batch_rows)
         empty = {name: tensor[:0] if tensor.ndim else tensor for name, tensor in parts[0].items()}
         return parts + [empty] * (self.strategy.micro_batches - len(parts))
 
     def weights(self) -> dict[str, Tensor]:
-        """Parameters and buffers by name, as snapshots keep them."""
+        """Return the parameters and buffers by name, as snapshots keep them."""
         return self.modules.weights()
 
     @contextmanager
@@ -129,7 +129,7 @@ class TrainState:
             self.modules.refresh_copies()
 
     def finish(self) -> nn.Module:
-        """Take the techniques off; gives the model with its trained weights."""
+        """Take the techniques off, and return the model with its trained weights."""
         module = self.modules.restore()
         self.loss_module = LossModule(module, self.objective)
         return module

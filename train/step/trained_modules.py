@@ -48,23 +48,23 @@ class TrainedModules:
             refresh()
 
     def parameter_groups(self, group: Callable[[nn.Module], Groups]) -> Groups:
-        """The groups of the model's parameters, then those of each further module."""
+        """Group the model's parameters, then those of each further module."""
         return [group_ for module in (self.model, *self._extra.values()) for group_ in group(module)]
 
     def weights(self) -> dict[str, Tensor]:
-        """Parameters and buffers by name: the model's, and those of further modules under their prefixes."""
+        """Return the parameters and buffers by name: the model's, and those of further modules under their prefixes."""
         found = dict(self.model.state_dict())
         for prefix, module in self._extra.items():
             found |= {f"{prefix}.{name}": value for name, value in module.state_dict().items()}
         return found
 
     def restore(self) -> nn.Module:
-        """Undo every change; gives the model with its trained weights."""
+        """Undo every change, and return the model with its trained weights."""
         while self._undo:
             self._undo.pop()()
         return self.model
 
 
 def trainable_parameters(module: nn.Module) -> list[nn.Parameter]:
-    """The parameters that require gradients."""
+    """List the parameters that require gradients."""
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
