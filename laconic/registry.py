@@ -41,16 +41,16 @@ TASKS = {
 
 OBJECTIVES = {
     "answer-span": "train.objectives.answer_span:AnswerSpan",
-    "binary-cross-entropy": "train.objectives.binary_cross_entropy:BinaryCrossEntropy",
+    "binary-cross-entropy": "train.objectives.array_targets:BinaryCrossEntropy",
     "box-matching": "train.objectives.box_matching:BoxMatching",
     "ctc": "train.objectives.ctc_loss:CtcLoss",
     "cross-entropy": "train.objectives.cross_entropy:CrossEntropy",
     "next-token": "train.objectives.next_token:NextToken",
-    "pixel-cross-entropy": "train.objectives.pixel_cross_entropy:PixelCrossEntropy",
+    "pixel-cross-entropy": "train.objectives.cross_entropy:PixelCrossEntropy",
     "target-tokens": "train.objectives.target_tokens:TargetTokens",
     "targets": "train.objectives.array_targets:Targets",
-    "token-cross-entropy": "train.objectives.token_cross_entropy:TokenCrossEntropy",
-    "text-embedding": "train.objectives.text_embedding_objective:TextEmbeddingObjective",
+    "token-cross-entropy": "train.objectives.cross_entropy:TokenCrossEntropy",
+    "text-embedding": "train.objectives.text_embeddings:TextEmbeddingObjective",
 }
 """Training objectives, which tasks name; `of(task, dataset)` makes one."""
 

@@ -16,11 +16,9 @@ from laconic.tasks.tensors import Tensors
 from laconic.tasks.token_positions import IGNORED
 from laconic.tensor import TensorSpec
 from train.objectives.array_targets import Targets
-from train.objectives.contrastive import Contrastive
-from train.objectives.cosent import CoSent
 from train.objectives.cross_entropy import CrossEntropy
 from train.objectives.next_token import NextToken
-from train.objectives.ranking import Ranking
+from train.objectives.text_embeddings import Contrastive, CoSent, Ranking
 from train.planner.simulate import fakify, simulate
 from train.step.objective import TARGETS
 from train.step.step_parts import StepParts

@@ -24,8 +24,7 @@ from laconic.tasks.token_positions import IGNORED
 from train.callbacks.journal import read_lines
 from train.finetune.finetune import finetune
 from train.memory.sequence_packing import PackedLayout
-from train.objectives.next_token import LEARNED, NextToken
-from train.objectives.tokenized_text import TokenizedText
+from train.objectives.next_token import LEARNED, NextToken, TokenizedText
 from train.settings import TrainingRecipe
 from train.step.objective import TARGETS
 

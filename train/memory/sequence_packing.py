@@ -13,11 +13,11 @@ from train.objectives.next_token import (
     FILLED,
     NextToken,
     TextLayout,
+    TokenizedText,
     blank,
     count_learned,
     write,
 )
-from train.objectives.tokenized_text import TokenizedText
 from train.step.compatibility import Slot
 from train.step.step_parts import StepParts
 from train.step.technique import Technique

@@ -1,1 +1,1 @@
-"""What each task is taught by. One objective a file."""
+"""What each task is taught by."""

@@ -21,9 +21,6 @@ class AnswerSpan(Objective):
         positions = torch.tensor([list(label[:2]) for label in labels], dtype=torch.int64)
         return to_tensors(self.task.encode(samples)) | {TARGETS: positions}
 
-    def count_terms(self, batch: Batch) -> int:
-        return batch[TARGETS].shape[0]
-
     def loss(self, module: nn.Module, batch: Batch) -> Tensor:
         logits = first_output(module, batch).float()
         logits = logits.masked_fill(batch["attention_mask"].unsqueeze(-1) == 0, torch.finfo(torch.float32).min)

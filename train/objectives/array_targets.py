@@ -1,4 +1,4 @@
-"""Classes or numbers, for a module that no other task fits."""
+"""Classes or numbers, for a module that no other task fits; and probabilities, of several classes or of relevance."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from laconic.data.dataset import Dataset
 from laconic.errors import DataError
@@ -41,29 +41,40 @@ class Targets(Objective):
             )
         return to_tensors(self.task.encode(samples)) | {TARGETS: targets}
 
-    def count_terms(self, batch: Batch) -> int:
-        return batch[TARGETS].shape[0]
-
     def loss(self, module: nn.Module, batch: Batch) -> Tensor:
-        found, targets = first_output(module, batch).float(), batch[TARGETS]
+        output, targets = first_output(module, batch).float(), batch[TARGETS]
         if not targets.is_floating_point():
-            if found.ndim != 2 or targets.ndim != 1:
+            if output.ndim != 2 or targets.ndim != 1:
                 raise DataError(
                     f"labels that are whole numbers are classes, one per row, for an answer [rows, classes]; the "
-                    f"labels are {list(targets.shape)}, the answer {list(found.shape)}. Numbers "
+                    f"labels are {list(targets.shape)}, the answer {list(output.shape)}. Numbers "
                     f"to be reached are given as floats"
                 )
-            return cross_entropy(found, targets, reduction="sum")
+            return cross_entropy(output, targets, reduction="sum")
         rows = targets.shape[0]
-        if found.numel() != targets.numel():
+        if output.numel() != targets.numel():
             raise DataError(
-                f"a label holds {targets.numel() // rows} numbers, an answer {found.numel() // rows}. Give one number "
+                f"a label holds {targets.numel() // rows} numbers, an answer {output.numel() // rows}. Give one number "
                 f"for each of the answer's"
             )
-        return (found.reshape(rows, -1) - targets.reshape(rows, -1)).square().mean(dim=1).sum()
+        return (output.reshape(rows, -1) - targets.reshape(rows, -1)).square().mean(dim=1).sum()
 
     def make_example(self, rows: int, length: int) -> Batch:
         return to_tensors(self.task.typical(rows, length)) | {TARGETS: to_targets([np.zeros_like(self.like)] * rows)}
+
+
+class BinaryCrossEntropy(Targets):
+    """Binary cross-entropy of the logits [rows, outputs], the mean over a row's outputs; a term per row. Labels are
+    numbers from 0 to 1, one for each output."""
+
+    def __init__(self, task: Task, like: Any = None) -> None:
+        super().__init__(task, [0.0] * max(1, len(task.labels)) if like is None else like)
+
+    def loss(self, module: nn.Module, batch: Batch) -> Tensor:
+        output, targets = first_output(module, batch).float(), batch[TARGETS].to(torch.float32)
+        if output.shape != targets.shape:
+            raise DataError(f"labels have the shape {list(targets.shape)}, and the answers {list(output.shape)}")
+        return binary_cross_entropy_with_logits(output, targets, reduction="none").mean(dim=1).sum()
 
 
 def to_targets(labels: Sequence[Any]) -> Tensor:

@@ -24,6 +24,8 @@ class CtcLoss(Objective):
     A text that has more characters than its recording has frames cannot be aligned, and adds nothing.
     """
 
+    ignored = PADDING
+
     @property
     def vocabulary(self) -> CtcVocabulary:
         """Characters of the model."""
@@ -37,9 +39,6 @@ class CtcLoss(Objective):
         for row, label in zip(targets, ids, strict=True):
             row[: len(label)] = label
         return to_tensors(self.task.encode(samples) | {TARGETS: targets})
-
-    def count_terms(self, batch: Batch) -> int:
-        return int((batch[TARGETS] != PADDING).sum())
 
     def loss(self, module: nn.Module, batch: Batch) -> Tensor:
         logits = first_output(module, batch).float()

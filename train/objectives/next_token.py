@@ -1,6 +1,7 @@
 """Each token of a text, from those before it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,7 @@ from laconic.models.language_model import cap_logits
 from laconic.tasks.causal_lm import CausalLm
 from laconic.tasks.chat_template import MarkedText
 from laconic.tasks.token_positions import IGNORED
-from train.objectives.generation import generate_greedily, split_answer
 from train.objectives.logit_gradients import sum_cross_entropy
-from train.objectives.tokenized_text import TokenizedText
 from train.step.objective import TARGETS, Batch, Objective, to_tensors
 
 LinearCrossEntropy = Callable[[Tensor, Tensor, Tensor | None, Tensor, float | None], Tensor]
@@ -28,6 +27,8 @@ None) to the summed loss, [] float32; a target of IGNORED counts nothing."""
 FILLED, LEARNED = "filled", "learned"
 """How many tokens each row holds, [rows] int64: given where there is no mask, and not all rows are full. How many of
 its targets are learned, [rows] int64: given where not all are."""
+LONGEST, OPENING = 64, 8
+"""The most tokens of a generated answer, and of the opening of a document that is the prompt."""
 BATCH = 64
 """Texts that are tokenized at a time: of 1,000, the tokenizer's threads keep 1.3 MiB more than of 64."""
 
@@ -37,6 +38,31 @@ def whole_logits(
 ) -> Tensor:
     """Sum the loss, with the logits of all tokens at once."""
     return sum_cross_entropy(cap_logits(linear(hidden, weight, bias).float(), cap), targets)
+
+
+@dataclass(frozen=True)
+class TokenizedText:
+    """ids: [tokens] int64. learned: whether each token is a target, [tokens] bool; the first one never is."""
+
+    ids: Array
+    learned: Array
+
+    @classmethod
+    def of(cls, ids: Array) -> "TokenizedText":
+        """Make a text of which every token is learned."""
+        return cls(ids, np.ones(len(ids), bool))
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def cut(self, start: int, stop: int) -> "TokenizedText":
+        """Cut out the tokens from start to stop."""
+        return TokenizedText(self.ids[start:stop], self.learned[start:stop])
+
+    @property
+    def count(self) -> int:
+        """How many tokens are learned."""
+        return int(self.learned[1:].sum())
 
 
 class NextToken(Objective):
@@ -69,7 +95,7 @@ class NextToken(Objective):
         if dataset.labels is not None or isinstance(dataset.samples[0], TokenizedText):
             return dataset
         longest = self.task.current_max_length + 1  # the last token is no input
-        found: list[tuple[str, TokenizedText]] = []
+        rows: list[tuple[str, TokenizedText]] = []
         for start in range(0, len(dataset), BATCH):
             samples = dataset.samples[start : start + BATCH]
             for number, (ids, learned) in enumerate(self.task.tokenize(samples), start):
@@ -77,20 +103,20 @@ class NextToken(Objective):
                 marked = isinstance(dataset.samples[number], MarkedText)
                 begins = range(0, 1 if marked else max(len(text) - 1, 1), longest - 1)
                 blocks = [text.cut(begin, begin + longest) for begin in begins]
-                found += [(dataset.keys[number], block) for block in blocks if block.count]
-        if not found:
+                rows += [(dataset.keys[number], block) for block in blocks if block.count]
+        if not rows:
             raise DataError(
                 f"{dataset.name}: no text has a token to learn that follows another within {longest - 1} tokens. Give "
                 f"longer texts, or a larger max_length"
             )
         return Dataset(
             name=dataset.name,
-            samples=Samples([text for _, text in found], self.task.parse),
+            samples=Samples([text for _, text in rows], self.task.parse),
             labels=None,
             fingerprint=hash_of(dataset.fingerprint, "tokenized", longest),
-            keys=tuple(key for key, _ in found),
-            lengths=tuple(len(text) for _, text in found),
-            shapes=((),) * len(found),
+            keys=tuple(key for key, _ in rows),
+            lengths=tuple(len(text) for _, text in rows),
+            shapes=((),) * len(rows),
         )
 
     def texts(self, samples: Sequence[Any], labels: Sequence[Any] | None) -> list[TokenizedText]:
@@ -128,22 +154,16 @@ class NextToken(Objective):
         return self.cross_entropy(hidden, head.weight, getattr(head, "bias", None), targets, model.logit_cap)
 
     def answer(self, module: nn.Module, samples: Sequence[Any], device: torch.device) -> list[dict[str, str]]:
-        parts = [split_answer(sample) for sample in samples]
+        prompts, references = zip(*map(split_answer, samples), strict=True)
         tokenizer = self.task.tokenizer
         special = {index for index, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-        stops = special & {int(index) for _, wanted in parts for index in wanted}
+        stops = special & {int(index) for reference in references for index in reference}
         if self.task.end_id is not None:
             stops.add(self.task.end_id)
-        longest = self.task.current_max_length
-        found = generate_greedily(module, [given for given, _ in parts], device, stops=stops, longest=longest)
-
-        def text(ids: Array) -> str:
-            return str(tokenizer.decode(ids.tolist(), skip_special_tokens=False))
-
-        return [
-            {"given": text(given), "answer": text(own), "wanted": text(wanted)}
-            for (given, wanted), own in zip(parts, found, strict=True)
-        ]
+        answers = generate_greedily(module, prompts, device, stops=stops, longest=self.task.current_max_length)
+        rows = zip(prompts, answers, references, strict=True)
+        texts = [[tokenizer.decode(ids.tolist(), skip_special_tokens=False) for ids in row] for row in rows]
+        return [dict(zip(("given", "answer", "wanted"), row, strict=True)) for row in texts]
 
     def make_example(self, rows: int, length: int) -> Batch:
         ids = to_tensors(self.task.typical(rows, length))["input_ids"]
@@ -190,3 +210,50 @@ def count_learned(texts: Sequence[TokenizedText], rows: Sequence[Sequence[int]])
     if all(text.count == len(text) - 1 for text in texts):
         return {}
     return {LEARNED: np.array([sum(texts[member].count for member in members) for members in rows])}
+
+
+def split_answer(text: TokenizedText) -> tuple[Array, Array]:
+    """Split a text into the prompt and the first answer: where all tokens are learned, the opening of a document and
+    its rest."""
+    learned = text.learned[1:].nonzero()[0] + 1
+    first = int(learned[0])
+    if first == 1:
+        first = min(OPENING, len(text) // 2) or 1
+    unlearned = np.flatnonzero(~text.learned[first:])
+    stop = first + int(unlearned[0]) if len(unlearned) else len(text)
+    return text.ids[:first], text.ids[first:stop]
+
+
+def generate_greedily(
+    module: nn.Module,
+    prompts: Sequence[Array],
+    device: torch.device,
+    *,
+    stops: Collection[int],
+    longest: int,
+) -> list[Array]:
+    """Append the likeliest next token again and again, until one of `stops`, to each prompt [tokens] int64; the stop is
+    not part of an answer.
+
+    module: from input_ids and attention_mask, [rows, tokens] int64, to the next token's logits [rows, vocab]. Without a
+    cache of keys and values, so that the model runs as in training. longest: tokens of a prompt with its answer.
+    """
+    texts = [list(map(int, prompt)) for prompt in prompts]
+    active = set(range(len(texts)))
+    for _ in range(LONGEST):
+        active -= {row for row in active if len(texts[row]) >= longest}
+        if not active:
+            break
+        rows = sorted(active)
+        width = max(len(texts[row]) for row in rows)
+        ids, mask = (torch.zeros((len(rows), width), dtype=torch.int64) for _ in range(2))
+        for place, row in enumerate(rows):
+            ids[place, : len(texts[row])] = torch.tensor(texts[row])
+            mask[place, : len(texts[row])] = 1
+        tokens = module(ids.to(device), mask.to(device)).argmax(dim=-1).tolist()
+        for row, token in zip(rows, tokens, strict=True):
+            if token in stops:
+                active.discard(row)
+            else:
+                texts[row].append(token)
+    return [np.array(text[len(prompt) :], np.int64) for text, prompt in zip(texts, prompts, strict=True)]

@@ -19,6 +19,7 @@ class TargetTokens(Objective):
     """Cross-entropy of the target's tokens, each behind the target's own earlier ones (teacher forcing); a term for
     each token."""
 
+    ignored = IGNORED
     task: WrittenText
 
     def collate(self, samples: Sequence[Any], labels: Sequence[Any] | None) -> Batch:
@@ -31,9 +32,6 @@ class TargetTokens(Objective):
         targets[batch[DECODER_ATTENTION_MASK] == 0] = IGNORED  # padding, and forced tokens
         del batch[PAST]
         return to_tensors(batch | {TARGETS: targets})
-
-    def count_terms(self, batch: Batch) -> int:
-        return int((batch[TARGETS] != IGNORED).sum())
 
     def count_tokens(self, batch: Batch) -> int:
         return super().count_tokens(batch) + int(batch[DECODER_ATTENTION_MASK].sum())

@@ -1,34 +1,12 @@
 """Adafactor: the second moment of a matrix from its rows and its columns."""
 
+from typing import ClassVar
+
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from train.optimizers.optimizer import Groups, Optimizer
-from train.optimizers.parameterwise import ParameterWise, State
-
-
-class Adafactor(Optimizer):
-    """Next to no state (Shazeer and Stern, arXiv 1804.04235), without momentum, at the learning rate that is given.
-
-    decay: of the second moment, 1 - step^decay. clip: the largest root mean square of an update before `lr`.
-    A convolution is a matrix of [out, in x height x width].
-    """
-
-    decay: float = Field(default=-0.8, lt=0)
-    clip: float = Field(default=1.0, gt=0)
-    eps: float = Field(default=1e-30, gt=0)
-    stochastic_rounding: bool = False
-
-    def build(self, groups: Groups) -> torch.optim.Optimizer:
-        settings = {
-            "lr": self.lr,
-            "weight_decay": self.weight_decay,
-            "decay": self.decay,
-            "clip": self.clip,
-            "eps": self.eps,
-        }
-        return Factored(groups, settings, stochastic_rounding=self.stochastic_rounding)
+from train.optimizers.parameterwise import ParameterWise, ParameterWiseSettings, State
 
 
 class Factored(ParameterWise):
@@ -58,3 +36,17 @@ class Factored(ParameterWise):
         change.div_((change.norm() / change.numel() ** 0.5 / group["clip"]).clamp_(min=1.0))
         weight.mul_(1 - group["lr"] * group["weight_decay"])
         weight.sub_(change, alpha=group["lr"])
+
+
+class Adafactor(ParameterWiseSettings):
+    """Next to no state (Shazeer and Stern, arXiv 1804.04235), without momentum, at the learning rate that is given.
+
+    decay: of the second moment, 1 - step^decay. clip: the largest root mean square of an update before `lr`.
+    A convolution is a matrix of [out, in x height x width].
+    """
+
+    method: ClassVar[type[ParameterWise]] = Factored
+
+    decay: float = Field(default=-0.8, lt=0)
+    clip: float = Field(default=1.0, gt=0)
+    eps: float = Field(default=1e-30, gt=0)

@@ -1,40 +1,16 @@
 """APOLLO: Adam's scaling of each channel, estimated in a few random directions."""
 
+from typing import ClassVar
+
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from train.optimizers.adamw import adamw, moments
-from train.optimizers.optimizer import Beta, Groups, Optimizer
+from train.optimizers.adamw import AdamSettings, adamw, moments
 from train.optimizers.parameterwise import ParameterWise, State, derive_seed, make_generator
 
 DIRECTIONS = 1
 """Tells the random numbers of directions from those of rounding."""
-
-
-class Apollo(Optimizer):
-    """Gradient descent with Adam's learning rate of each channel (Zhu et al., arXiv 2412.05270).
-
-    The moments are those of the gradient projected to `rank` random directions, drawn anew from the seed every
-    `interval` steps and never kept: 8 x rank bytes per channel, where a channel is a column or a row, along the longer
-    axis. The norm of an update grows by at most `growth` a step. Tensors with fewer axes than two, or with an axis
-    that is no longer than the rank, are stepped by AdamW.
-
-    rank: 1 with scale 128^0.5 and one scaling per tensor is APOLLO-Mini; here every rank scales by channel.
-    """
-
-    weight_decay: float = Field(default=0.01, ge=0)
-    betas: tuple[Beta, Beta] = (0.9, 0.999)
-    eps: float = Field(default=1e-6, gt=0)
-    rank: int = Field(default=256, gt=0)
-    interval: int = Field(default=200, gt=0)
-    scale: float = Field(default=1.0, gt=0)
-    growth: float = Field(default=1.01, gt=1)
-    stochastic_rounding: bool = False
-
-    def build(self, groups: Groups) -> torch.optim.Optimizer:
-        settings = self.model_dump(exclude={"stochastic_rounding"})
-        return ProjectedAdam(groups, settings, stochastic_rounding=self.stochastic_rounding)
 
 
 class ProjectedAdam(ParameterWise):
@@ -70,3 +46,23 @@ class ProjectedAdam(ParameterWise):
         change = change if wide is matrix else change.T
         weight.mul_(1 - group["lr"] * group["weight_decay"])
         weight.sub_(change.reshape(weight.shape), alpha=group["lr"])
+
+
+class Apollo(AdamSettings):
+    """Gradient descent with Adam's learning rate of each channel (Zhu et al., arXiv 2412.05270).
+
+    The moments are those of the gradient projected to `rank` random directions, drawn anew from the seed every
+    `interval` steps and never kept: 8 x rank bytes per channel, where a channel is a column or a row, along the longer
+    axis. The norm of an update grows by at most `growth` a step. Tensors with fewer axes than two, or with an axis
+    that is no longer than the rank, are stepped by AdamW.
+
+    rank: 1 with scale 128^0.5 and one scaling per tensor is APOLLO-Mini; here every rank scales by channel.
+    """
+
+    method: ClassVar[type[ParameterWise]] = ProjectedAdam
+
+    eps: float = Field(default=1e-6, gt=0)
+    rank: int = Field(default=256, gt=0)
+    interval: int = Field(default=200, gt=0)
+    scale: float = Field(default=1.0, gt=0)
+    growth: float = Field(default=1.01, gt=1)

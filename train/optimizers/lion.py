@@ -6,26 +6,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from train.optimizers.optimizer import Beta, Groups, Optimizer
-from train.optimizers.parameterwise import ParameterWise, State
-
-
-class Lion(Optimizer):
-    """EvoLved Sign Momentum (Chen et al., arXiv 2302.06675): half of AdamW's state, in the precision of the weights.
-
-    Every weight moves by `lr` at each step, so `lr` should be 3 to 10 times smaller than AdamW's, and `weight_decay`
-    as many times larger.
-    """
-
-    dtensor: ClassVar[bool] = True
-
-    lr: float = Field(default=1e-4, gt=0)
-    betas: tuple[Beta, Beta] = (0.9, 0.99)
-    stochastic_rounding: bool = False
-
-    def build(self, groups: Groups) -> torch.optim.Optimizer:
-        settings = {"lr": self.lr, "weight_decay": self.weight_decay, "betas": self.betas}
-        return SignMomentum(groups, settings, stochastic_rounding=self.stochastic_rounding)
+from train.optimizers.optimizer import Beta
+from train.optimizers.parameterwise import ParameterWise, ParameterWiseSettings, State
 
 
 class SignMomentum(ParameterWise):
@@ -43,3 +25,17 @@ class SignMomentum(ParameterWise):
         momentum.lerp_(grad, 1 - beta2)
         if momentum is not state["exp_avg"]:
             state["exp_avg"].copy_(momentum)
+
+
+class Lion(ParameterWiseSettings):
+    """EvoLved Sign Momentum (Chen et al., arXiv 2302.06675): half of AdamW's state, in the precision of the weights.
+
+    Every weight moves by `lr` at each step, so `lr` should be 3 to 10 times smaller than AdamW's, and `weight_decay`
+    as many times larger.
+    """
+
+    method: ClassVar[type[ParameterWise]] = SignMomentum
+    dtensor: ClassVar[bool] = True
+
+    lr: float = Field(default=1e-4, gt=0)
+    betas: tuple[Beta, Beta] = (0.9, 0.99)

@@ -3,14 +3,13 @@
 from typing import Any, ClassVar
 
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from train.offload.chunked_loops import chunks
-from train.optimizers.adamw import adamw
+from train.optimizers.adamw import AdamSettings, adamw
 from train.optimizers.codebook import Codebook, least
-from train.optimizers.optimizer import Beta, Groups, Optimizer
+from train.optimizers.optimizer import Groups
 from train.optimizers.parameterwise import ParameterWise, State, local, zeros
 
 SMALLEST = 4096
@@ -19,17 +18,12 @@ PIECE = 1 << 20
 """Values stepped at a time: decoding, stepping and encoding take some 20 bytes of scratch for each."""
 
 
-class AdamW8bit(Optimizer):
+class AdamW8bit(AdamSettings):
     """AdamW with moments in 8 bits, a scale for every 256 values: 2.03 bytes of state per parameter."""
 
     library: ClassVar[str | None] = "torchao"
     dtensor: ClassVar[bool] = True
     bits: ClassVar[int] = 8
-
-    weight_decay: float = Field(default=0.01, ge=0)
-    betas: tuple[Beta, Beta] = (0.9, 0.999)
-    eps: float = Field(default=1e-8, gt=0)
-    stochastic_rounding: bool = False
 
     def model_post_init(self, context: Any) -> None:
         """Work out the codes now: in a simulation it would be too late."""
@@ -37,7 +31,7 @@ class AdamW8bit(Optimizer):
             least(self.bits, signed=signed)
 
     def build(self, groups: Groups) -> torch.optim.Optimizer:
-        settings = {"lr": self.lr, "weight_decay": self.weight_decay, "betas": self.betas, "eps": self.eps}
+        settings = self.model_dump(exclude={"stochastic_rounding"})
         return LowBitAdamW(groups, settings, bits=self.bits, stochastic_rounding=self.stochastic_rounding)
 
 
@@ -56,7 +50,7 @@ class LowBitAdamW(ParameterWise):
 
     The codes are torchao's. Its own optimizer takes a parameter whole, and counts on torch.compile to keep the scratch
     of that out of memory: which needs a compiler, and took 7 to 24 seconds for each shape on two cores. This one gives
-    the same weights, and runs as it is on imagined tensors.
+    the same weights, and runs as it is on fake tensors.
     A moment is codes [rows, n] uint8 and scales [rows, n / block] float32: the rows are the parameter's, so that both
     are sharded as it is, or one where a row is no multiple of a block.
     """

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from laconic.errors import UsageError
 from train.optimizers.optimizer import Groups
+from train.optimizers.optimizer import Optimizer as OptimizerSettings
 
 State = dict[str, Any]
 
@@ -90,6 +91,18 @@ class ParameterWise(Optimizer):
                 for name, value in state_dict["state"].get(index, {}).items():
                     if isinstance(value, Tensor):
                         self.state[parameter][name] = value.to(parameter.device, copy=True)
+
+
+class ParameterWiseSettings(OptimizerSettings):
+    """The settings of a `method` that steps each parameter by itself: all but the rounding are those of its groups."""
+
+    method: ClassVar[type[ParameterWise]]
+
+    stochastic_rounding: bool = False
+
+    def build(self, groups: Groups) -> Optimizer:
+        settings = self.model_dump(exclude={"stochastic_rounding"})
+        return self.method(groups, settings, stochastic_rounding=self.stochastic_rounding)
 
 
 def zeros(parameter: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,8 @@ class Objective(ABC):
 
     splittable: bool = True
     """Whether a batch may be split into micro-batches: false where the loss compares rows with one another."""
+    ignored: ClassVar[int | None] = None
+    """The target that is no term of the loss, where every other target is one; None where each row is a term."""
 
     def __init__(self, task: "Task") -> None:
         self.task = task
@@ -58,9 +60,10 @@ class Objective(ABC):
     def collate(self, samples: Sequence[Any], labels: Sequence[Any] | None) -> Batch:
         """Build the batch of some samples and their labels, as `laconic.data.reader` reads them. Raises DataError."""
 
-    @abstractmethod
     def count_terms(self, batch: Batch) -> int:
         """Count the terms in the loss of this batch."""
+        targets = batch[TARGETS]
+        return targets.shape[0] if self.ignored is None else int((targets != self.ignored).sum())
 
     @abstractmethod
     def loss(self, module: nn.Module, batch: Batch) -> Tensor:
