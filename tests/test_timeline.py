@@ -79,8 +79,6 @@ def test_bands_begin_where_the_phase_changes_and_only_those_with_room_are_named(
     phases = [("forward", 0, 500), ("sliver", 500, 501), ("backward", 501, 999)]
     plot_timeline({"parameters": np.arange(1000)}, {}, phases, 5, tmp_path / "a.svg")
     assert {"forward", "sliver", "backward"} & set(words(tmp_path / "a.svg")) == {"forward", "backward"}
-    plot_timeline(np.arange(3), {"cache": np.array([1, 2, 3]) * GIB}, [], None, tmp_path / "a.svg")
-    assert "cache" in words(tmp_path / "a.svg")
 
 
 @pytest.mark.parametrize("values", [[7], [0, 0, 0], [1, 1, 1]])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laconic.cache import Cache
-from train.offload.chunked_loops import chunks, iterate_with
+from train.offload.chunked_loops import chunks, sample_chunks
 from train.offload.memory_accounting import account_as
 from train.planner import device_rates as rates_module
 from train.planner.device_rates import (
@@ -21,7 +21,6 @@ from train.planner.device_rates import (
     spread_over_threads,
 )
 from train.planner.memory_timeline import AllocationLog
-from train.planner.sampled_loops import SampledIteration
 from train.planner.simulate import AllocationTracker, make_fake_mode
 from train.planner.step_cost import CostMeter, StepCost, count_bytes, find_tensors
 
@@ -112,7 +111,7 @@ def test_what_is_left_out_of_a_simulation_is_counted():
         for _ in chunks(100, 10):
             a @ a
 
-    with iterate_with(SampledIteration()):
+    with sample_chunks():
         assert worked(run).flops == pytest.approx(10 * 2 * 16**3)
     assert worked(run).flops == pytest.approx(10 * 2 * 16**3)
 

@@ -4,9 +4,10 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
+import numpy as np
 import torch
 
 from laconic.registry import missing_package
@@ -18,32 +19,26 @@ PERIOD = 0.1
 
 @dataclass(frozen=True)
 class DeviceSample:
-    """One reading of a device. at: seconds. busy: recent share of time with a running kernel, 0 to 1. watts. memory:
-    bytes in use on the whole device, by all processes. None for what the device does not report."""
+    """One reading of a device. at: seconds. busy: recent share of time with a running kernel, 0 to 1. watts. None for
+    what the device does not report."""
 
     at: float
     busy: float | None
     watts: float | None
-    memory: int | None
 
 
 @dataclass(frozen=True)
 class DeviceUsage:
     """Utilization and energy of a device over a run.
 
-    seconds: of the run. busy: mean share, 0 to 1. joules: of the whole device, from its counter or integrated from
-    `watts` (`source`). joules_per_unit: per token, or per row without tokens. memory: peak bytes in use, by all
-    processes. None for what the device does not report.
+    busy: mean share, 0 to 1. joules: of the whole device, from its counter or integrated from power (`source`).
+    joules_per_unit: per token, or per row without tokens. None for what the device does not report.
     """
 
-    seconds: float
-    samples: int
     busy: float | None
-    watts: float | None
     joules: float | None
     source: str | None
     joules_per_unit: float | None
-    memory: int | None
 
 
 class NvmlDevice:
@@ -63,12 +58,10 @@ class NvmlDevice:
         """Read the device now."""
         rates = self._ask(self._nvml.nvmlDeviceGetUtilizationRates)
         milliwatts = self._ask(self._nvml.nvmlDeviceGetPowerUsage)
-        memory = self._ask(self._nvml.nvmlDeviceGetMemoryInfo)
         return DeviceSample(
             at=time.monotonic(),
             busy=None if rates is None else rates.gpu / 100,
             watts=None if milliwatts is None else milliwatts / 1e3,
-            memory=None if memory is None else int(memory.used),
         )
 
     def close(self) -> None:
@@ -132,7 +125,7 @@ class Energy:
         end = self._nvml.joules()
         self._nvml.close()
         counted = None if self._start is None or end is None else end - self._start
-        self.usage = summarise(self._samples, counted, self._units)
+        self.usage = summarize(self._samples, counted, self._units)
 
     def describe(self) -> str:
         """Describe the usage in a line as "device busy 91 % of the time, 1200 J (counter)", or why there is none."""
@@ -144,35 +137,20 @@ class Energy:
             None if usage.joules is None else f"{usage.joules:.0f} J ({usage.source})",
             None if usage.joules_per_unit is None else f"{1e3 * usage.joules_per_unit:.2f} mJ for each token or row",
         ]
-        return ", ".join(each for each in figures if each)
+        return ", ".join(filter(None, figures))
 
 
-def summarise(samples: list[DeviceSample], counted: float | None, units: int) -> DeviceUsage:
-    """Summarize the usage over consecutive samples. counted: joules by the device's counter. units: tokens or rows
-    processed."""
-    integrated = integrate([(s.at, s.watts) for s in samples if s.watts is not None])
-    joules = integrated if counted is None else counted
-    seconds = samples[-1].at - samples[0].at
-    memory = [s.memory for s in samples if s.memory is not None]
+def summarize(samples: list[DeviceSample], counted: float | None, units: int) -> DeviceUsage:
+    """Summarize the usage over consecutive samples. counted: joules by the device's counter. units: tokens or rows."""
+    power = [(sample.at, sample.watts) for sample in samples if sample.watts is not None]
+    busy = [sample.busy for sample in samples[1:] if sample.busy is not None]
+    joules, source = counted, "counter"
+    if joules is None and len(power) > 1:
+        times, watts = zip(*power, strict=True)
+        joules, source = float(np.trapezoid(watts, times)), "power"
     return DeviceUsage(
-        seconds=seconds,
-        samples=len(samples),
-        busy=mean([s.busy for s in samples[1:] if s.busy is not None]),
-        watts=joules / seconds if joules is not None and seconds > 0 else None,
+        busy=fmean(busy) if busy else None,
         joules=joules,
-        source=None if joules is None else "counter" if counted is not None else "power",
+        source=None if joules is None else source,
         joules_per_unit=joules / units if joules is not None and units else None,
-        memory=max(memory, default=None),
     )
-
-
-def integrate(power: list[tuple[float, float]]) -> float | None:
-    """Integrate (seconds, watts) to joules by the trapezoidal rule; None for fewer than two."""
-    if len(power) < 2:
-        return None
-    return sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in pairwise(power))
-
-
-def mean(values: list[float]) -> float | None:
-    """Return the mean; None for an empty list."""
-    return sum(values) / len(values) if values else None

@@ -27,11 +27,10 @@ from torch.utils._pytree import tree_iter
 from torch.utils.weak import WeakIdKeyDictionary
 
 from laconic.models.repeated_layers import find_layers
-from train.offload.chunked_loops import iterate_with
+from train.offload.chunked_loops import sample_chunks
 from train.offload.memory_accounting import Category, current_account
 from train.planner.memory_timeline import AllocationLog, MemoryTimeline
 from train.planner.meta_kernels import run_operation
-from train.planner.sampled_loops import SampledIteration
 from train.planner.step_cost import STEPPING, CostMeter
 from train.step.objective import Batch
 from train.step.train_state import TrainState
@@ -267,7 +266,7 @@ def simulate(
 
     prepare: builds the state and a batch from fake tensors (see `fakify`).
     """
-    with iterate_with(SampledIteration()), make_fake_mode():
+    with sample_chunks(), make_fake_mode():
         made: Prepare = lambda: skip_values(*prepare())  # noqa: E731
         return trace_memory(made, torch.device("cpu"), steps, meter=meter, clip=clip, primed=steps < STEPS)
 
