@@ -25,7 +25,7 @@ from train.data.batch_builder import START, check_main, init_worker
 from train.data.batch_loader import BatchLoader
 from train.data.batch_sampler import BatchSampler, row_lengths
 from train.data.loader_settings import LoaderSettings
-from train.data.prefetch import PrefetchThread
+from train.data.prefetch import run_ahead
 from train.data.worker_count_search import WARM_UP, WorkerCountSearch
 
 TEXT = embedding_task()
@@ -532,27 +532,23 @@ def counting(closed, until=5):
 
 def test_a_thread_runs_ahead_until_nobody_takes_its_items_and_raises_its_errors_where_they_are_taken():
     closed = []
-    ahead = PrefetchThread(counting(closed))
-    assert list(ahead) == list(range(5))
-    assert list(ahead) == []
-    ahead.close()
-    assert closed == ["laconic-prefetch"]
+    assert list(run_ahead(counting(closed))) == list(range(5))
+    assert closed == ["laconic-prefetch_0"]
     closed = []
-    ahead = PrefetchThread(counting(closed, until=10**9), depth=3)
+    ahead = run_ahead(counting(closed, until=10**9))
     assert next(ahead) == 0
     ahead.close()
-    assert closed == ["laconic-prefetch"]
-    assert not ahead._thread.is_alive()
+    assert closed == ["laconic-prefetch_0"]
+    assert closed[0] not in {thread.name for thread in threading.enumerate()}
 
     def failing():
         yield 1
         raise DataError("row 3")
 
-    ahead = PrefetchThread(failing())
+    ahead = run_ahead(failing())
     assert next(ahead) == 1
     with pytest.raises(DataError, match="row 3"):
         next(ahead)
-    ahead.close()
 
 
 @pytest.mark.gpu

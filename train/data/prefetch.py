@@ -1,10 +1,8 @@
 """Prefetching: a batch is copied to the device while the device works on the one before."""
 
-import queue
-import threading
-from collections.abc import Generator, Iterator
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import torch
 
@@ -13,67 +11,25 @@ from train.data.batch_builder import Batch
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class EndOfStream:
-    """The last item of a prefetching thread: the source is exhausted, or has raised `error`."""
-
-    error: BaseException | None
-
-
-class PrefetchThread(Generic[T]):
-    """Runs a generator in a thread, at most `depth` items ahead of the consumer."""
-
-    def __init__(self, source: Generator[T, None, None], depth: int = 1) -> None:
-        self._source = source
-        self._ready: queue.SimpleQueue[T | EndOfStream] = queue.SimpleQueue()
-        self._room = threading.Semaphore(depth)
-        self._closed = False
-        self._thread = threading.Thread(target=self._run, name="laconic-prefetch", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        error: BaseException | None = None
+def run_ahead(source: Generator[T, None, None]) -> Generator[T, None, None]:
+    """Yield the items of a generator that runs in a thread, one item ahead. It is closed, in its thread, with this one."""
+    with ThreadPoolExecutor(1, thread_name_prefix="laconic-prefetch") as thread:
+        upcoming = thread.submit(next, source, None)
         try:
-            while self._room.acquire() and not self._closed:
-                self._ready.put(next(self._source))
-        except StopIteration:
-            pass
-        except BaseException as raised:  # noqa: BLE001 - it is raised again in the consumer
-            error = raised
+            while (item := upcoming.result()) is not None:
+                upcoming = thread.submit(next, source, None)
+                yield item
         finally:
-            self._source.close()
-            self._ready.put(EndOfStream(error))
-
-    def __iter__(self) -> Iterator[T]:
-        return self
-
-    def __next__(self) -> T:
-        item = self._ready.get()
-        if isinstance(item, EndOfStream):
-            self._ready.put(EndOfStream(None))
-            if item.error is not None:
-                raise item.error
-            raise StopIteration
-        self._room.release()
-        return item
-
-    def close(self) -> None:
-        """Stop the thread, and close the generator."""
-        self._closed = True
-        self._room.release()
-        self._thread.join()
+            thread.submit(source.close).result()
 
 
-@dataclass(frozen=True)
-class CopiedBatch:
-    """A batch that is being copied to the device. arrived: an event of the copying stream."""
+def start_copies(
+    batches: Generator[Batch, None, None], device: torch.device
+) -> Generator[tuple[Batch, torch.cuda.Event], None, None]:
+    """Start to copy each batch on a separate stream, so that the copy overlaps with the step before.
 
-    batch: Batch
-    arrived: torch.cuda.Event
-
-
-def start_copies(batches: Generator[Batch, None, None], device: torch.device) -> Generator[CopiedBatch, None, None]:
-    """Start to copy each batch on a separate stream, so that the copy overlaps with the step before."""
+    Yields the copies, each with the event of its arrival.
+    """
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     try:
         # Set in this thread: a new thread starts on the first GPU, whatever the device of its rank.
@@ -81,24 +37,24 @@ def start_copies(batches: Generator[Batch, None, None], device: torch.device) ->
             for batch in batches:
                 with torch.cuda.stream(stream):
                     copied = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
-                yield CopiedBatch(copied, stream.record_event())
+                yield copied, stream.record_event()
     finally:
         batches.close()
 
 
 def prefetch_to_cuda(batches: Generator[Batch, None, None], device: torch.device) -> Generator[Batch, None, None]:
     """Yield the batches on a CUDA device: one in use, and one that is copied meanwhile."""
-    ahead = PrefetchThread(start_copies(batches, device))
+    copies = run_ahead(start_copies(batches, device))
     try:
-        for copy in ahead:
+        for batch, arrived in copies:
             current = torch.cuda.current_stream(device)
-            current.wait_event(copy.arrived)
-            for tensor in copy.batch.values():
+            current.wait_event(arrived)
+            for tensor in batch.values():
                 # Else the allocator reuses its memory as soon as the copying stream is done with it.
                 tensor.record_stream(current)
-            yield copy.batch
+            yield batch
     finally:
-        ahead.close()
+        copies.close()
 
 
 def move_to_device(batches: Generator[Batch, None, None], device: torch.device) -> Generator[Batch, None, None]:
