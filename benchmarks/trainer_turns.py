@@ -12,8 +12,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Protocol
 
-from train.callbacks.callback import Callback, RunDescription, RunLog
-from train.callbacks.monitor import StepReport
+from train.callbacks.callback import Callback, RunDescription, RunLog, StepReport
 
 STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 

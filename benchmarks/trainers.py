@@ -34,7 +34,7 @@ from laconic.cache import Cache
 from laconic.hardware import this_machine
 from laconic.hashing import hash_of
 from laconic.progress import Steps
-from train.callbacks.monitor import StepReport
+from train.callbacks.callback import StepReport
 from train.callbacks.run_estimate import RunEstimate
 from train.planner.combinations import format_technique
 from train.planner.device_rates import measure_rates

@@ -8,7 +8,7 @@ from laconic import registry
 from laconic.config import NamedSettings
 from laconic.errors import MissingPackage, RecipeError
 from train.optimizers.adamw import AdamW
-from train.step.compatibility import EXCLUSIVE_SLOTS, NEEDS, SLOTS, check_compatibility, find_conflict
+from train.step.compatibility import EXCLUSIVE_SLOTS, NEEDS, SLOTS, find_conflict
 from train.step.technique import Technique
 from train.step_assembly import sort_by_slot
 
@@ -64,19 +64,17 @@ def test_what_cannot_be_combined_cannot_in_either_order(one, other):
 def test_what_a_technique_needs_is_asked_for_and_suffices(name):
     kind = find(name)
     if kind.requires:
-        with pytest.raises(RecipeError, match=f"{name} works on top of {kind.requires[0]}"):
-            check_compatibility(given(name), ADAMW)
-    check_compatibility(given(name, *kind.requires[:1]), ADAMW)
+        assert f"{name} works on top of {kind.requires[0]}" in str(find_conflict(given(name), ADAMW))
+    assert find_conflict(given(name, *kind.requires[:1]), ADAMW) is None
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_clip_is_refused_with_the_reason_where_it_is_excluded(name):
     if "max_grad_norm" not in find(name).excludes:
-        check_compatibility(given(name, *find(name).requires[:1]), ADAMW, max_grad_norm=1.0)
+        assert find_conflict(given(name, *find(name).requires[:1]), ADAMW, max_grad_norm=1.0) is None
         return
-    with pytest.raises(RecipeError, match="Set max_grad_norm: null"):
-        check_compatibility(given(name), ADAMW, max_grad_norm=1.0)
-    check_compatibility(given(name), ADAMW)
+    assert "Set max_grad_norm: null" in str(find_conflict(given(name), ADAMW, max_grad_norm=1.0))
+    assert find_conflict(given(name), ADAMW) is None
 
 
 @pytest.mark.parametrize("way", ["replicate", "shard"])
@@ -95,8 +93,8 @@ def test_an_optimizer_that_lacks_what_is_needed_is_refused():
     for name in NAMES:
         for need in find(name).requires_of_optimizer:
             if not getattr(whole, NEEDS[need][0], False):
-                with pytest.raises(RecipeError, match="Choose another optimizer"):
-                    check_compatibility(given(name, *find(name).requires[:1]), whole)
+                conflict = find_conflict(given(name, *find(name).requires[:1]), whole)
+                assert "Choose another optimizer" in str(conflict)
 
 
 def test_techniques_are_applied_in_the_order_of_their_slots():

@@ -25,8 +25,8 @@ from laconic.models.checkpoint import Checkpoint
 from laconic.models.processors import plain_task
 from laconic.models.signature import probe_module
 from laconic.tensor import TensorSpec
+from train.callbacks.callback import RunLog, StepReport
 from train.callbacks.journal import read_lines
-from train.callbacks.monitor import Observer, StepReport
 from train.data.batch_loader import BatchLoader
 from train.data.batch_sampler import BatchSampler
 from train.data.loader_settings import LoaderSettings
@@ -133,7 +133,7 @@ class Listener:
 
 
 def looped(
-    steps: int = 5, seed: int = 0, rate: float = 0.02, observers: Sequence[Observer] = (), **given
+    steps: int = 5, seed: int = 0, rate: float = 0.02, observers: Sequence[RunLog] = (), **given
 ) -> tuple[list[float], TrainState]:
     """The losses of the bare loop."""
     data, task = dataset(), plain_task("tensors", (X,), Path())

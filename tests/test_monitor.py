@@ -14,10 +14,11 @@ from torch.nn import functional
 from laconic.cache import Cache
 from laconic.errors import MissingPackage
 from train.callbacks import flops as flops_module
+from train.callbacks.callback import StepReport
 from train.callbacks.energy import DeviceSample, Energy, NvmlDevice, summarize
 from train.callbacks.flops import Flops, Peak, datasheet, device_peak
 from train.callbacks.journal import Journal, read_lines
-from train.callbacks.monitor import MovingAverage, Progress, StepMeter, StepReport, peak_memory
+from train.callbacks.monitor import MovingAverage, Progress, StepMeter, peak_memory
 from train.callbacks.run_estimate import RunEstimate, format_estimate
 from train.callbacks.tensorboard import TensorBoard
 

@@ -18,9 +18,9 @@ from laconic.errors import DataError, TrainingFailure
 from laconic.models.language_model import LanguageModel
 from laconic.models.processors import plain_task
 from laconic.tasks.token_positions import IGNORED
-from train.callbacks.callback import step_figures
+from train.callbacks.callback import StepReport, step_figures
 from train.callbacks.journal import read_lines
-from train.callbacks.monitor import StepMeter, StepReport
+from train.callbacks.monitor import StepMeter
 from train.data.batch_sampler import BatchSampler
 from train.finetune.evaluate import run_dataset
 from train.finetune.finetune import FinetuneResult

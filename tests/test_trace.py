@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from laconic.errors import UsageError
+from train.callbacks.callback import StepReport
 from train.callbacks.flops import Flops, Peak
-from train.callbacks.monitor import StepReport
 from train.callbacks.trace import SNAPSHOT, TABLE, TRACE, MemorySnapshot, Profile, chain_phases, nvtx_phase
 
 CPU = torch.device("cpu")

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from laconic.errors import OutOfMemory, TrainingFailure
-from train.callbacks.monitor import Observer, StepReport
+from train.callbacks.callback import RunLog, StepReport
 from train.data.batch_loader import BatchLoader
 from train.step.objective import Batch
 from train.step.train_state import StepCallback, TrainState
@@ -47,7 +47,7 @@ def run_steps(
     loader: BatchLoader,
     settings: LoopSettings,
     losses: list[float],
-    observers: Sequence[Observer] = (),
+    observers: Sequence[RunLog] = (),
 ) -> None:
     """Take a step for each batch of the loader, and append the loss of each to `losses`; NaN for a batch without a
     single loss term, from which nothing is learned.
@@ -94,7 +94,7 @@ class PendingReport:
     """The report of the last step, which is published a step late: reading a loss at once would make the device wait
     for the host."""
 
-    def __init__(self, observers: Sequence[Observer], losses: list[float]) -> None:
+    def __init__(self, observers: Sequence[RunLog], losses: list[float]) -> None:
         self._observers, self._losses = observers, losses
         self._pending: tuple[Tensor | None, Callable[[float], StepReport]] | None = None
 
@@ -138,7 +138,7 @@ def full_norm(norm: Tensor) -> float:
     return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
 
-def notify(observers: Sequence[Observer], report: StepReport) -> float:
+def notify(observers: Sequence[RunLog], report: StepReport) -> float:
     """Tell all observers of a step; gives its loss. Raises TrainingFailure where the loss is not finite, unless the
     batch was skipped."""
     for observer in observers:

@@ -8,10 +8,11 @@ from pathlib import Path
 import torch
 
 from laconic.cache import Cache
+from train.callbacks.callback import RunLog
 from train.callbacks.energy import Energy
 from train.callbacks.flops import Flops, device_peak
 from train.callbacks.journal import Journal
-from train.callbacks.monitor import Observer, Progress, StepMeter
+from train.callbacks.monitor import Progress, StepMeter
 from train.callbacks.run_estimate import ReportPace, RunEstimate
 from train.callbacks.tensorboard import TensorBoard
 from train.callbacks.trace import MemorySnapshot, Profile, chain_phases, nvtx_phase
@@ -46,7 +47,7 @@ def observe(
     cache: Cache,
     *,
     start: int,
-) -> Iterator[list[Observer]]:
+) -> Iterator[list[RunLog]]:
     """Attach the observers of a run, and of the phases of its steps, for the body, on its first rank; they are closed
     after it. Phases of steps are observed, too.
 
@@ -59,7 +60,7 @@ def observe(
     flops = make_flops(state, components, cache)
     meter = StepMeter(state.device, flops)
     profile = Profile(folder / TRACE, state.device) if settings.trace else None
-    makers: list[Callable[[], Observer]] = [lambda: profile] if profile else []
+    makers: list[Callable[[], RunLog]] = [lambda: profile] if profile else []
     makers += [
         lambda: Progress(state.scheduler.steps, meter, start=start, quiet=settings.quiet),
         lambda: Journal(folder / LOG, meter, start=start),
@@ -78,7 +79,7 @@ def observe(
     ]
     with ExitStack() as stack:
         stack.enter_context(state.observe_phases(chain_phases(*phases)))
-        observers: list[Observer] = []
+        observers: list[RunLog] = []
         for make in makers:
             observers.append(make())
             stack.callback(observers[-1].close)

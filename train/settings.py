@@ -19,7 +19,7 @@ from train.data.loader_settings import LoaderSettings
 from train.optimizers.optimizer import Optimizer
 from train.optimizers.schedule import Schedule
 from train.parallel.mesh import Mesh
-from train.step.compatibility import check_compatibility
+from train.step.compatibility import find_conflict
 from train.step.parameter_settings import ParameterSettings
 from train.step.technique import Technique
 
@@ -120,7 +120,8 @@ class Training(Strict):
         settings, or cannot be combined with another."""
         techniques = {named.name: named.configure("technique", Technique) for named in self.techniques}
         optimizer = self.optimizer.configure("optimizer", Optimizer)
-        check_compatibility(techniques, optimizer, max_grad_norm=self.max_grad_norm, ema=self.ema)
+        if conflict := find_conflict(techniques, optimizer, max_grad_norm=self.max_grad_norm, ema=self.ema):
+            raise RecipeError(conflict)
         adapters = [name for name, technique in techniques.items() if technique.trains_adapters]
         if self.freeze and adapters:
             raise RecipeError(

@@ -15,7 +15,7 @@ from train.parallel.data_parallel import replicate_model
 from train.parallel.fully_sharded import shard_parameters
 from train.parallel.ranks import Ranks
 from train.settings import Training, TrainingComponents
-from train.step.compatibility import SLOTS, check_compatibility
+from train.step.compatibility import SLOTS, find_conflict
 from train.step.objective import Objective
 from train.step.parameter_settings import freeze_parameters, make_rate_scale, scale_rates
 from train.step.step_parts import StepParts
@@ -75,13 +75,8 @@ def distribute_step(parts: StepParts, training: Training, ranks: Ranks) -> None:
     if not ranks.is_group:
         return
     components, mesh = training.components(), training.mesh
-    check_compatibility(
-        components.techniques,
-        components.optimizer,
-        max_grad_norm=training.max_grad_norm,
-        ema=training.ema,
-        parallelism=mesh.parallelism,
-    )
+    if conflict := find_conflict(components.techniques, components.optimizer, parallelism=mesh.parallelism):
+        raise RecipeError(conflict)
     if not parts.objective.splittable and ranks.world > 1:
         raise RecipeError(
             "mesh: this task compares the rows of a batch with one another, and each rank sees its own alone. Train on "

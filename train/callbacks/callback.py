@@ -1,4 +1,4 @@
-"""The interface of a callback of fine-tuning: settings, and what is told of the steps and the evaluations of a run."""
+"""The interface of a callback of fine-tuning: settings, and the reports of the steps and the evaluations of a run."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
-
-from train.callbacks.monitor import StepReport
 
 
 @dataclass(frozen=True)
@@ -21,8 +19,39 @@ class RunDescription:
     key: str
 
 
+@dataclass(frozen=True)
+class StepReport:
+    """The report of one training step.
+
+    step: steps done, from 1. loss: mean of the batch. lr: learning rate of the first parameter group. tokens: of the
+    batch, without padding; at most the rows where these are not texts. rows: of the batch. seconds: of the step,
+    waiting included. waited: seconds without a batch. norm: of the gradient before clipping; None without clipping.
+    is_skipped: whether the batch had no loss term, and nothing was learned from it; its loss is NaN then.
+    """
+
+    step: int
+    loss: float
+    lr: float
+    tokens: int
+    rows: int
+    seconds: float
+    waited: float
+    norm: float | None = None
+    is_skipped: bool = False
+
+    @property
+    def unit(self) -> str:
+        """Unit of throughput: tokens, or rows where they are not texts."""
+        return "tokens" if self.tokens > self.rows else "rows"
+
+    @property
+    def count(self) -> int:
+        """Tokens or rows that were learned from, in `unit`."""
+        return 0 if self.is_skipped else max(self.tokens, self.rows)
+
+
 class RunLog:
-    """What a callback does during a run; each method may be left out."""
+    """An observer of a training run; each method may be left out."""
 
     def step(self, report: StepReport) -> None:
         """Take note of a finished step."""

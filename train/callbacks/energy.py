@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from laconic.registry import missing_package
-from train.callbacks.monitor import StepReport
+from train.callbacks.callback import RunLog, StepReport
 
 PERIOD = 0.1
 """Seconds between two samples; the driver's own resolution is no finer."""
@@ -76,7 +76,7 @@ class NvmlDevice:
             return None
 
 
-class Energy:
+class Energy(RunLog):
     """An observer that samples the device ten times a second in a thread of its own.
 
     usage: set by `close`; None where the device cannot be read, and `reason` says why.

@@ -8,12 +8,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from train.callbacks.monitor import StepMeter, StepReport
+from train.callbacks.callback import RunLog, StepReport
+from train.callbacks.monitor import StepMeter
 
 log = logging.getLogger("laconic.train")
 
 
-class Journal:
+class Journal(RunLog):
     """Writes `train.jsonl`: the report and the figures of each step.
 
     When a run is resumed, lines of steps after `start` are removed, and so is an incomplete last line.

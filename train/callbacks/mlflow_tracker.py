@@ -6,8 +6,7 @@ from typing import Any
 
 from laconic.errors import UsageError
 from laconic.registry import missing_package
-from train.callbacks.callback import Callback, RunDescription, RunLog, step_figures
-from train.callbacks.monitor import StepReport
+from train.callbacks.callback import Callback, RunDescription, RunLog, StepReport, step_figures
 
 NAME = "laconic"
 

@@ -4,7 +4,6 @@ import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from rich import progress
@@ -13,6 +12,7 @@ from rich.table import Column
 from rich.text import Text
 
 from laconic.units import format_binary_bytes, format_clock, format_percent, format_rate
+from train.callbacks.callback import RunLog, StepReport
 from train.callbacks.flops import Flops
 
 if sys.platform != "win32":
@@ -20,47 +20,6 @@ if sys.platform != "win32":
 
 SMOOTHING = 0.9
 """Weight of the past in a moving average, over about ten steps."""
-
-
-@dataclass(frozen=True)
-class StepReport:
-    """The report of one training step.
-
-    step: steps done, from 1. loss: mean of the batch. lr: learning rate of the first parameter group. tokens: of the
-    batch, without padding; at most the rows where these are not texts. rows: of the batch. seconds: of the step,
-    waiting included. waited: seconds without a batch. norm: of the gradient before clipping; None without clipping.
-    is_skipped: whether the batch had no loss term, and nothing was learned from it; its loss is NaN then.
-    """
-
-    step: int
-    loss: float
-    lr: float
-    tokens: int
-    rows: int
-    seconds: float
-    waited: float
-    norm: float | None = None
-    is_skipped: bool = False
-
-    @property
-    def unit(self) -> str:
-        """Unit of throughput: tokens, or rows where they are not texts."""
-        return "tokens" if self.tokens > self.rows else "rows"
-
-    @property
-    def count(self) -> int:
-        """Tokens or rows that were learned from, in `unit`."""
-        return 0 if self.is_skipped else max(self.tokens, self.rows)
-
-
-class Observer(Protocol):
-    """An observer of a training run."""
-
-    def step(self, report: StepReport) -> None:
-        """Take note of a finished step."""
-
-    def close(self) -> None:
-        """Finish, since the run is over for whatever reason."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +99,7 @@ class MovingAverage:
         return self._sum / self._weight if self._weight else math.nan
 
 
-class Progress:
+class Progress(RunLog):
     """Shows progress on standard error: a live line on a terminal, else a line for every tenth of the steps."""
 
     def __init__(

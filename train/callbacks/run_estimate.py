@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from train.callbacks.monitor import StepReport
+from train.callbacks.callback import RunLog, StepReport
 
 TIMED, ENOUGH, LIMIT = 3, 1.0, 5.0
 """The fewest steps to time, and the fewest seconds that they must take; after LIMIT seconds, fewer steps are enough."""
@@ -11,7 +11,7 @@ ReportPace = Callable[[float, int], None]
 """A function that takes the seconds of a step and the number of steps left."""
 
 
-class RunEstimate:
+class RunEstimate(RunLog):
     """Times the first steps of a run, except for the very first, which warms up, and reports their mean."""
 
     def __init__(self, total: int, report: ReportPace, *, start: int = 0) -> None:
@@ -30,9 +30,6 @@ class RunEstimate:
             self._is_reported = True
             if report.step < self._total:
                 self._report(spent / count, self._total - report.step)
-
-    def close(self) -> None:
-        """Do nothing: nothing is open."""
 
 
 def format_estimate(seconds: float, left: int, evaluating: float = 0.0) -> str:

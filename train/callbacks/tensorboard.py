@@ -3,10 +3,11 @@
 from pathlib import Path
 
 from laconic.registry import missing_package
-from train.callbacks.monitor import StepMeter, StepReport
+from train.callbacks.callback import RunLog, StepReport
+from train.callbacks.monitor import StepMeter
 
 
-class TensorBoard:
+class TensorBoard(RunLog):
     """Writes event files into a folder: `tensorboard --logdir FOLDER` shows them. Nothing leaves the machine.
 
     Raises MissingPackage where tensorboard is not installed.

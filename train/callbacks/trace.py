@@ -10,7 +10,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from laconic.errors import UsageError
-from train.callbacks.monitor import StepReport
+from train.callbacks.callback import RunLog, StepReport
 from train.step.train_state import PhaseContext
 
 TRACE, TABLE = "trace.json.gz", "profile.txt"
@@ -44,7 +44,7 @@ def nvtx_phase(device: torch.device) -> PhaseContext:
     return mark
 
 
-class Profile:
+class Profile(RunLog):
     """Profiles a few steps with torch.profiler, and writes TRACE and TABLE into a folder.
 
     It is an observer of steps, and its `phase` marks their phases. The profiler records after `wait` steps and `warmup`
@@ -83,7 +83,7 @@ class Profile:
         self.files[1].write_text(table + "\n", encoding="utf-8")
 
 
-class MemorySnapshot:
+class MemorySnapshot(RunLog):
     """Records every allocation on a CUDA device with its stack, and writes them when the run ends, even by an error.
 
     `python -m torch.cuda._memory_viz trace_plot memory.pickle -o memory.html` makes a page of it. Raises UsageError on
@@ -98,9 +98,6 @@ class MemorySnapshot:
             )
         self.file = folder / SNAPSHOT
         record_history(EVENTS)
-
-    def step(self, report: StepReport) -> None:
-        """Do nothing: the allocator records by itself."""
 
     def close(self) -> None:
         self.file.parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def run_ahead(source: Generator[T, None, None]) -> Generator[T, None, None]:
-    """Yield the items of a generator that runs in a thread, one item ahead. It is closed, in its thread, with this one."""
+    """Yield the items of a generator that runs in a thread, one item ahead; it is closed there, with this one."""
     with ThreadPoolExecutor(1, thread_name_prefix="laconic-prefetch") as thread:
         upcoming = thread.submit(next, source, None)
         try:

@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol
 
-from laconic.errors import RecipeError
-
 Slot = Literal["allocator", "batch", "weights", "attention", "loss", "precision", "activations", "compile", "optimizer"]
 SLOTS: tuple[Slot, ...] = (
     "allocator",
@@ -42,20 +40,6 @@ EXCLUSIVE_SLOTS = {"precision", "loss", "attention", "weights", "compile", "allo
 """Slots that at most one technique may fill."""
 
 
-def check_compatibility(
-    techniques: Mapping[str, Combinable],
-    optimizer: Any,
-    *,
-    max_grad_norm: float | None = None,
-    parallelism: str | None = None,
-    ema: float | None = None,
-) -> None:
-    """Raise RecipeError for the first conflict that `find_conflict` finds."""
-    conflict = find_conflict(techniques, optimizer, max_grad_norm=max_grad_norm, parallelism=parallelism, ema=ema)
-    if conflict:
-        raise RecipeError(conflict)
-
-
 def find_conflict(
     techniques: Mapping[str, Combinable],
     optimizer: Any,
@@ -71,20 +55,20 @@ def find_conflict(
     """
     if parallelism == "shard" and not optimizer.dtensor:
         return f"{type(optimizer).__name__} needs whole weights, and shards are parts of them. Choose adamw"
+    present = {name: (name, "Remove one of them") for name in techniques}
+    if max_grad_norm is not None:
+        present["max_grad_norm"] = "gradient clipping", "Set max_grad_norm: null"
+    if ema is not None:
+        present["ema"] = "ema", "Leave ema out"
+    if parallelism is not None:
+        present[parallelism] = f"mesh ({parallelism})", "Remove one of them"
     for name, technique in techniques.items():
         for other, reason in technique.excludes.items():
-            if other in techniques:
-                return f"{name} and {other} cannot be combined: {reason}. Remove one of them"
+            if other in present:
+                label, advice = present[other]
+                return f"{name} and {label} cannot be combined: {reason}. {advice}"
         if technique.requires and not any(other in techniques for other in technique.requires):
             return f"{name} works on top of {' or '.join(technique.requires)}. Add it"
-        if max_grad_norm is not None and "max_grad_norm" in technique.excludes:
-            reason = technique.excludes["max_grad_norm"]
-            return f"{name} and gradient clipping cannot be combined: {reason}. Set max_grad_norm: null"
-        if ema is not None and "ema" in technique.excludes:
-            return f"{name} and ema cannot be combined: {technique.excludes['ema']}. Leave ema out"
-        if parallelism is not None and parallelism in technique.excludes:
-            reason = technique.excludes[parallelism]
-            return f"{name} and mesh ({parallelism}) cannot be combined: {reason}. Remove one of them"
         for need in technique.requires_of_optimizer:
             attribute, sentence = NEEDS[need]
             if not getattr(optimizer, attribute, False):
