@@ -3,7 +3,6 @@
 import copy
 import functools
 import importlib.util
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -269,8 +268,8 @@ def test_offload_leaves_weights_alone_and_sends_a_storage_away_once():
     module, objective, batch = made("gpt2")
     state = make_state(module, objective, find("activation-offload", {"min_bytes": 1}))
     sent: list[Tensor] = []
-    put = state.settings.host.copy_to_host
-    state.settings.host.copy_to_host = lambda tensor, into=None: (sent.append(tensor), put(tensor, into))[1]
+    put = state.host.copy_to_host
+    state.host.copy_to_host = lambda tensor, into=None: (sent.append(tensor), put(tensor, into))[1]
     with state.forward_context():
         loss = state.loss_module(batch)
     weights = {one.untyped_storage().data_ptr() for one in module.parameters()}
@@ -300,7 +299,7 @@ def test_fp16_leaves_a_step_out_after_an_overflow_and_halves_the_scale():
     assert all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
     assert state.scaler.get_scale() == 2.0**39
     state.scaler.update(2.0**10)
-    state.settings = replace(state.settings, micro_batch_rows=2)
+    state.micro_batch_rows = 2
     for _ in range(2):
         train_step(state, batch, max_grad_norm=1.0)
     assert not all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))

@@ -16,9 +16,9 @@ def assign_all(content: Mapping[str, Any], assignments: Sequence[str]) -> dict[s
     """
     content = dict(content)
     for assignment in assignments:
-        key, found, value = assignment.partition("=")
+        key, separator, value = assignment.partition("=")
         path = key.strip().split(".")
-        if not found or not all(path):
+        if not separator or not all(path):
             raise RecipeError(f"--set {assignment}: expected key=value, as --set batch_size=32")
         place = content
         for name in path[:-1]:

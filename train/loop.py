@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -115,22 +116,17 @@ def make_report(
 ) -> Callable[[float], StepReport]:
     """Make a function from the loss of a step, which is not known yet, to the step's report."""
     rows, norm = next(iter(batch.values())).shape[0], None if is_skipped else state.gradient_norm
-    tokens = state.objective.count_tokens(batch)
-
-    def make(loss: float) -> StepReport:
-        return StepReport(
-            step=number + 1,
-            loss=loss,
-            lr=rate,
-            tokens=tokens,
-            rows=rows,
-            seconds=seconds,
-            waited=waited,
-            norm=None if norm is None else full_norm(norm),
-            is_skipped=is_skipped,
-        )
-
-    return make
+    make = partial(
+        StepReport,
+        step=number + 1,
+        lr=rate,
+        tokens=state.objective.count_tokens(batch),
+        rows=rows,
+        seconds=seconds,
+        waited=waited,
+        is_skipped=is_skipped,
+    )
+    return lambda loss: make(loss=loss, norm=None if norm is None else full_norm(norm))
 
 
 def full_norm(norm: Tensor) -> float:

@@ -60,7 +60,8 @@ def settle_precision(training: T, module: nn.Module, ranks: Ranks, cache: Cache,
         return training.model_copy(update={"precision": "fp32"})
     added = [NamedSettings(name="bf16")]
     has_attention = any(hasattr(part, "set_attn_implementation") for part in module.modules())
-    if device.type == "cpu" and has_attention and all(each.slot != "attention" for each in techniques.values()):
+    slots = {technique.slot for technique in techniques.values()}
+    if device.type == "cpu" and has_attention and "attention" not in slots:
         added.append(NamedSettings(name="sdpa", config={"float32": True}))  # the BF16 kernel is slow on a CPU
     return training.with_techniques((*training.techniques, *added), precision="bf16")
 
@@ -89,24 +90,24 @@ def time_layers(device: torch.device) -> float:
     machine, with two threads, the same passes took 7 to 20 times as long, and their ratio was anything from 0.7 to 1.4.
     """
     layers = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)).to(device)
-    given = torch.ones(ROWS, WIDTH, device=device)
+    inputs = torch.ones(ROWS, WIDTH, device=device)
     threads = torch.get_num_threads()
     best = {torch.float32: float("inf"), torch.bfloat16: float("inf")}
     torch.set_num_threads(1)
     try:
         for turn in range(1 + TURNS):
             for dtype in best:
-                seconds = time_pass(layers, given, dtype, make_clock(device))
+                seconds = time_pass(layers, inputs, dtype, make_clock(device))
                 best[dtype] = min(best[dtype], seconds) if turn else best[dtype]  # the first turn warms up
     finally:
         torch.set_num_threads(threads)
     return best[torch.float32] / best[torch.bfloat16]
 
 
-def time_pass(layers: nn.Module, given: Tensor, dtype: torch.dtype, clock: Callable[[], float]) -> float:
+def time_pass(layers: nn.Module, inputs: Tensor, dtype: torch.dtype, clock: Callable[[], float]) -> float:
     """Time a forward and backward pass under autocast to `dtype`, in seconds."""
     begin = clock()
-    with torch.autocast(given.device.type, torch.bfloat16, enabled=dtype is torch.bfloat16, cache_enabled=False):
-        loss = layers(given).float().square().mean()
+    with torch.autocast(inputs.device.type, torch.bfloat16, enabled=dtype is torch.bfloat16, cache_enabled=False):
+        loss = layers(inputs).float().square().mean()
     torch.autograd.grad(loss, list(layers.parameters()))
     return clock() - begin

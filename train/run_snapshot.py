@@ -57,11 +57,13 @@ def snapshot_content(state: TrainState, losses: Sequence[float]) -> dict[str, An
 
 
 def resume(state: TrainState, snapshots: Snapshots, batch: Batch) -> list[float]:
-    """Load the newest snapshot into the training state; gives the losses so far.
+    """Load the newest snapshot into the training state, and return the losses so far; none without a snapshot.
 
     A new optimizer has no state, and neither may the snapshot's have, as that of plain SGD. Where it has, one step is
     taken on `batch`, whether or not it has a loss term, and overwritten: it allocates the state of any optimizer.
     """
+    if snapshots.latest() is None:
+        return []
     content = snapshot_content(state, [])
     try:
         snapshots.load(content)

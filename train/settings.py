@@ -45,6 +45,11 @@ class TrainingComponents:
         return any(technique.multiplies_in_bf16 for technique in self.techniques.values())
 
     @property
+    def micro_batch(self) -> int | None:
+        """Rows of a micro-batch, where the batch is split; None where the model sees the whole batch."""
+        return next(filter(None, (technique.micro_batch for technique in self.techniques.values())), None)
+
+    @property
     def padding_multiple(self) -> int:
         """Texts of a batch are padded to a multiple of so many tokens."""
         return BF16_PADDING if self.multiplies_in_bf16 else 1
@@ -96,7 +101,7 @@ class Training(Strict):
         if not isinstance(values, Mapping) or values.get("precision") != "bf16":
             return values
         techniques = values.get("techniques") or ()
-        if not isinstance(techniques, (list, tuple)) or any(name_of(each) == "bf16" for each in techniques):
+        if not isinstance(techniques, (list, tuple)) or any(name_of(technique) == "bf16" for technique in techniques):
             return values
         return {**values, "techniques": [*techniques, "bf16"]}
 
@@ -217,26 +222,26 @@ class TrainingRecipe(Training, Origin):
         trust: bool = False,
         learning_rate: float | None = None,
         assignments: Sequence[str] = (),
-        **given: Any,
+        **options: Any,
     ) -> "TrainingRecipe":
         """Read a recipe of fine-tuning, and check it down to the settings of its techniques.
 
-        path: a YAML file; None takes `given` alone. trust: whether the file may name code by its address. given:
-        options of the command line, which override the file. assignments: as "key=value", which override both.
+        path: a YAML file; None takes `options` alone. trust: whether the file may name code by its address. options:
+        those of the command line, which override the file. assignments: as "key=value", which override both.
         learning_rate: of whichever optimizer that gives. Raises RecipeError with the file, the key and what was
         expected, UntrustedCode for an address in a file that nobody trusts.
         """
         where = str(path) if path else "command line"
         content = read_yaml(path) if path else {}
         if path is not None:
-            check_builder(content, path, trust=trust or given.get("builder") is not None)
+            check_builder(content, path, trust=trust or options.get("builder") is not None)
         data = content.get("data")
         if isinstance(data, str):
             data = {"train": data}
-        if isinstance(data, dict) and isinstance(given.get("data"), dict):
-            given = given | {"data": data | given["data"]}
+        if isinstance(data, dict) and isinstance(options.get("data"), dict):
+            options = options | {"data": data | options["data"]}
         try:
-            content = assign_all(content | given, assignments)
+            content = assign_all(content | options, assignments)
             if learning_rate is not None:
                 optimizer = content.get("optimizer", cls.model_fields["optimizer"].default)
                 content["optimizer"] = set_learning_rate(optimizer, learning_rate)
@@ -254,5 +259,5 @@ class TrainingRecipe(Training, Origin):
         content["techniques"] = [technique.to_yaml_value() for technique in self.techniques]
         for name in ("metrics", "callbacks"):
             if named := getattr(self, name):
-                content[name] = [each.to_yaml_value() for each in named]
+                content[name] = [setting.to_yaml_value() for setting in named]
         return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)

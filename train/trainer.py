@@ -26,6 +26,7 @@ from train.observers import ObserverSettings, observe
 from train.parallel.ranks import Ranks
 from train.run_snapshot import open_snapshots, resume, save_snapshot
 from train.settings import Training
+from train.snapshots.snapshot import Snapshots
 from train.step.objective import Batch, Objective
 from train.step.sparsity_masks import keep_zeros
 from train.step.train_state import StepCallbackFactory, TrainState
@@ -93,42 +94,26 @@ def train(
     Weights that an earlier stage pruned, and no later one has changed, stay zero.
     Raises TrainingFailure, OutOfMemory, RecipeError; KeyboardInterrupt after SIGTERM, with a snapshot on the disk.
     """
-    cache = cache or Cache()
-    objective = objective or registry.resolve("objective", checkpoint.task.objective).of(checkpoint.task, dataset)
-    with checkpoint.task.truncated(training.max_length):
+    cache, task, components = cache or Cache(), checkpoint.task, training.components()
+    objective = objective or registry.resolve("objective", task.objective).of(task, dataset)
+    with task.truncated(training.max_length):
         dataset = objective.prepare_rows(dataset)
-    rows, components = len(dataset.keys), training.components()
-    steps = training.count_steps(rows)
-    grouped = training.group_by_length and rows >= LEAST_WINDOWS * WINDOW * training.batch_size
-    lengths = row_lengths(dataset) if grouped else None
-    sampler = BatchSampler(rows, training.batch_size, training.seed, ranks.rank, ranks.world, lengths=lengths)
-    factories = (*keep_zeros(checkpoint, components.techniques), *callbacks)
+    sampler, steps = make_sampler(dataset, training, ranks), training.count_steps(len(dataset.keys))
+    factories, every = (*keep_zeros(checkpoint, components.techniques), *callbacks), eval_every or sampler.steps
     state = start_training(checkpoint.module, objective, training, ranks, steps)
-    every = eval_every or sampler.steps
-    with checkpoint.task.truncated(training.max_length), checkpoint.task.padded(components.padding_multiple):
+    with task.truncated(training.max_length), task.padded(components.padding_multiple):
         evaluate(state, 0)
         with open_snapshots(folder / SNAPSHOTS) as snapshots:
-            batch = first_batch(objective, dataset, sampler, ranks.device)
-            losses = resume(state, snapshots, batch) if snapshots.latest() is not None else []
-            del batch
+            losses = resume(state, snapshots, first_batch(objective, dataset, sampler, ranks.device))
             ended = bool(losses) and len(losses) < steps and len(losses) % every == 0 and evaluate(state, len(losses))
-            loader = make_loader(state, checkpoint.task, dataset, sampler, training, cache, start=len(losses))
-            settings = LoopSettings(
-                steps=steps,
-                seed=training.seed + ranks.rank * RANK_SEEDS,
-                max_grad_norm=training.max_grad_norm,
-                snapshot_every=training.snapshot_every,
-                save=lambda done, wait: save_snapshot(snapshots, state, losses[:done], wait=wait),
-                eval_every=every,
-                evaluate=lambda done: evaluate(state, done),
-                callbacks=[make(state) for make in factories],
-            )
+            loader = make_loader(state, task, dataset, sampler, training, cache, start=len(losses))
+            settings = make_loop_settings(state, training, ranks, snapshots, losses, evaluate, every, factories)
             with loader, observe(state, components, ranks, folder, observers, cache, start=len(losses)) as seen:
                 if not ended:
                     run_steps(state, loader, settings, losses, [*seen, *logs])
         state.keep_averages()
         conclude(state, len(losses))
-    energy = next((each.describe() for each in seen if isinstance(each, Energy) and each.usage), "")
+    energy = next((observer.describe() for observer in seen if isinstance(observer, Energy) and observer.usage), "")
     result = TrainResult(state.finish().cpu(), losses, loader.report(), energy, state.modules.adapter)
     if result.skipped and ranks.is_first:
         log.warning("%s", describe_skipped(result))
@@ -152,6 +137,37 @@ def start_training(module: nn.Module, objective: Objective, training: Training, 
     state = parts.assemble()
     state.scheduler = components.schedule.build(state.optimizer, steps)
     return state
+
+
+def make_sampler(dataset: Dataset, training: Training, ranks: Ranks) -> BatchSampler:
+    """Make the sampler of this rank's rows, grouped by length where that is asked for and the set is large enough."""
+    rows = len(dataset.keys)
+    grouped = training.group_by_length and rows >= LEAST_WINDOWS * WINDOW * training.batch_size
+    lengths = row_lengths(dataset) if grouped else None
+    return BatchSampler(rows, training.batch_size, training.seed, ranks.rank, ranks.world, lengths=lengths)
+
+
+def make_loop_settings(
+    state: TrainState,
+    training: Training,
+    ranks: Ranks,
+    snapshots: Snapshots,
+    losses: Sequence[float],
+    evaluate: Evaluate,
+    every: int,
+    factories: Sequence[StepCallbackFactory],
+) -> LoopSettings:
+    """Make the settings of the loop. losses: of each step so far, which the loop appends to."""
+    return LoopSettings(
+        steps=state.scheduler.steps,
+        seed=training.seed + ranks.rank * RANK_SEEDS,
+        max_grad_norm=training.max_grad_norm,
+        snapshot_every=training.snapshot_every,
+        save=lambda done, wait: save_snapshot(snapshots, state, losses[:done], wait=wait),
+        eval_every=every,
+        evaluate=lambda done: evaluate(state, done),
+        callbacks=[make(state) for make in factories],
+    )
 
 
 def make_loader(

@@ -45,7 +45,7 @@ class Journal(RunLog):
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Read the lines of a log, up to the first incomplete one; none where there is no log."""
-    found: list[dict[str, Any]] = []
+    lines: list[dict[str, Any]] = []
     if path.is_file():
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
@@ -54,8 +54,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
                 break
             if not isinstance(value, dict) or not isinstance(value.get("step"), int):
                 break
-            found.append(value)
-    return found
+            lines.append(value)
+    return lines
 
 
 def format_line(line: dict[str, Any]) -> str:

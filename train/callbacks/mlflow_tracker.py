@@ -55,8 +55,8 @@ class MlflowTracker(Callback):
 
     def _find_run(self, client: Any, run: RunDescription) -> str:
         """Find the id of this run where it is resumed, or create it."""
-        found = client.get_experiment_by_name(self.experiment)
-        experiment = found.experiment_id if found else client.create_experiment(self.experiment)
+        known = client.get_experiment_by_name(self.experiment)
+        experiment = known.experiment_id if known else client.create_experiment(self.experiment)
         same = client.search_runs([experiment], f"tags.laconic_run = '{run.key}'", max_results=1)
         if same:
             return str(same[0].info.run_id)

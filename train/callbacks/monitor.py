@@ -72,9 +72,9 @@ def peak_memory(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     status = Path("/proc/self/status")
     if status.is_file():  # ru_maxrss starts at the size of the parent process; this does not
-        found = [line for line in status.read_text(encoding="utf-8").splitlines() if line.startswith("VmHWM:")]
-        if found:
-            return int(found[0].split()[1]) * 1024
+        peaks = [line for line in status.read_text(encoding="utf-8").splitlines() if line.startswith("VmHWM:")]
+        if peaks:
+            return int(peaks[0].split()[1]) * 1024
     if sys.platform == "win32":
         return 0
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -72,8 +72,8 @@ class BatchBuilder(Dataset[Batch | WorkerError]):
         for row in rows if len(rows) > 1 else ():
             try:
                 self.collate([row])
-            except (InputError, DataError) as own:
-                return self._locate([row], own)
+            except (InputError, DataError) as cause:
+                return self._locate([row], cause)
         if len(rows) == 1:
             return DataError(f"{self._name}, row {rows[0] + 1}: {error}. Fix or remove the row")
         numbers = ", ".join(str(row + 1) for row in sorted(rows)[:8]) + (", ..." if len(rows) > 8 else "")

@@ -104,15 +104,15 @@ class BatchLoader:
                 while step < self._stop and not changed:
                     asked = time.perf_counter()
                     batch = next(made)
-                    given = time.perf_counter()
-                    self.waited += given - asked
-                    self.elapsed = given - began
+                    received = time.perf_counter()
+                    self.waited += received - asked
+                    self.elapsed = received - began
                     yield step, batch
                     step += 1
                     now = time.perf_counter()
                     self.elapsed = now - began
                     if self._settings.workers == "auto":
-                        changed = self._search.observe(given - asked, now - asked, self._stop - step)
+                        changed = self._search.observe(received - asked, now - asked, self._stop - step)
 
     def _batches(self, steps: range) -> Generator[Batch, None, None]:
         made = iterate_batches(

@@ -57,13 +57,13 @@ class WorkerCountSearch:
         return self.workers != before
 
     def _decide(self, left: int) -> None:
-        own = self.seconds[self.workers] = self._spent / self._steps
-        better = own <= BETTER * self.seconds[self._best] or self.workers == self._best
+        seconds = self.seconds[self.workers] = self._spent / self._steps
+        better = seconds <= BETTER * self.seconds[self._best] or self.workers == self._best
         if better:
             self._best = self.workers
         waits = self._waited >= NOTICEABLE * self._spent and self._waited / self._steps * left >= WORTH
         # One worker that builds batches about as fast as this process did gains nothing yet; two may.
-        hopeful = better or (self.workers == 1 and own < HOPELESS * self.seconds[self._best])
+        hopeful = better or (self.workers == 1 and seconds < HOPELESS * self.seconds[self._best])
         if waits and self.workers < self._most and hopeful:
             self.workers = min(max(1, 2 * self.workers), self._most)
         else:

@@ -60,21 +60,21 @@ def fit_to_memory(
     """
     if recipe.memory is None:
         return recipe, ""
-    found = plan_memory(subject, recipe, length=length, memory=recipe.memory, device=device, steps=steps)
+    plan = plan_memory(subject, recipe, length=length, memory=recipe.memory, device=device, steps=steps)
     if recipe.techniques:
-        asked = PlanRow(as_candidate(recipe), predict(subject, recipe, length, found.rates), shared=found.plain.shared)
+        asked = PlanRow(as_candidate(recipe), predict(subject, recipe, length, plan.rates), shared=plan.plain.shared)
         if not asked.fits(recipe.memory):
             instead = (
-                f"Turn on: {describe_cost(found.chosen, asked)}" if found.chosen else capitalize(explain_misfit(found))
+                f"Turn on: {describe_cost(plan.chosen, asked)}" if plan.chosen else capitalize(explain_misfit(plan))
             )
             raise GoalMissed(
                 f"these techniques are predicted to take {format_binary_bytes(asked.need)}, of "
                 f"{format_binary_bytes(recipe.memory)}. {instead}"
             )
         return recipe, ""
-    if found.chosen is None:
-        raise GoalMissed(explain_misfit(found))
-    return adopt_techniques(recipe, found.chosen), describe(found.chosen)
+    if plan.chosen is None:
+        raise GoalMissed(explain_misfit(plan))
+    return adopt_techniques(recipe, plan.chosen), describe(plan.chosen)
 
 
 def advise(
@@ -88,10 +88,10 @@ def advise(
     failed = PlanRow(as_candidate(recipe), predict(subject, recipe, length, rates), shared=device.type == "cpu")
     # A prediction that fitted and a run that did not show how much memory there is.
     memory = min(recipe.memory or room, round(0.95 * failed.need))
-    found = plan_memory(subject, recipe, length=length, memory=memory, device=device, steps=steps, rates=rates)
-    if found.chosen is None:
-        return None, capitalize(explain_misfit(found))
-    return adopt_techniques(recipe, found.chosen, memory), describe_cost(found.chosen, failed)
+    plan = plan_memory(subject, recipe, length=length, memory=memory, device=device, steps=steps, rates=rates)
+    if plan.chosen is None:
+        return None, capitalize(explain_misfit(plan))
+    return adopt_techniques(recipe, plan.chosen, memory), describe_cost(plan.chosen, failed)
 
 
 def as_candidate(recipe: TrainingRecipe) -> Combination:
@@ -131,11 +131,11 @@ def capitalize(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def explain_misfit(found: MemoryPlan) -> str:
+def explain_misfit(plan: MemoryPlan) -> str:
     """Explain that no combination of techniques fits."""
-    least = min(found.rows, key=lambda row: row.need)
+    least = min(plan.rows, key=lambda row: row.need)
     return (
-        f"no combination of techniques fits into {format_binary_bytes(found.memory)}; the least that any takes is "
+        f"no combination of techniques fits into {format_binary_bytes(plan.memory)}; the least that any takes is "
         f"{format_binary_bytes(least.need)} ({least.combination.name}). Take a smaller batch or length, or more memory"
     )
 

@@ -12,15 +12,15 @@ from laconic.tasks.task import Task
 
 
 def compute_class_weights(
-    given: Literal["balanced"] | Mapping[str, float] | None, task: Task, dataset: Dataset
+    setting: Literal["balanced"] | Mapping[str, float] | None, task: Task, dataset: Dataset
 ) -> list[float] | None:
     """Compute the weight of each class by its number, scaled so that their mean over the rows of the dataset is 1; None
     where none are set.
 
-    given: "balanced" weighs a class by the inverse of its share of the rows; or weights by class, 1 for a class that is
+    setting: "balanced" weighs a class by the inverse of its share of the rows; or weights by class, 1 for a class that is
     left out. Raises RecipeError for a class that there is not, and for labels that are no single classes.
     """
-    if given is None:
+    if setting is None:
         return None
     labels = np.asarray(dataset.labels)
     if dataset.labels is None or labels.ndim != 1 or labels.dtype.kind not in "iu":
@@ -29,11 +29,11 @@ def compute_class_weights(
         )
     count = max(len(task.labels), int(labels.max()) + 1)
     rows = np.bincount(labels, minlength=count)
-    if given == "balanced":
+    if setting == "balanced":
         weights = len(labels) / np.maximum(rows, 1)
     else:
         weights = np.ones(count)
-        for label, weight in given.items():
+        for label, weight in setting.items():
             try:
                 weights[find_class(label, task.labels)] = weight
             except (DataError, IndexError):

@@ -16,17 +16,17 @@ class ClassCounts:
     """What a classifier found of each class that is in the labels or in its answers, [classes] int64 each."""
 
     correct: Array
-    found: Array
-    wanted: Array
+    predicted: Array
+    actual: Array
 
     @classmethod
     def of(cls, outputs: Array, labels: Array) -> "ClassCounts":
         """Count from scores [samples, classes] and either the classes' numbers [samples] or indicators [samples,
         classes], where a class is predicted if its score is positive. Raises DataError."""
-        found, wanted = indicators(outputs, labels)
-        counts = cls((found & wanted).sum(axis=0), found.sum(axis=0), wanted.sum(axis=0))
-        seen = (counts.found + counts.wanted) > 0
-        return cls(counts.correct[seen], counts.found[seen], counts.wanted[seen])
+        predicted, actual = indicators(outputs, labels)
+        counts = cls((predicted & actual).sum(axis=0), predicted.sum(axis=0), actual.sum(axis=0))
+        seen = (counts.predicted + counts.actual) > 0
+        return cls(counts.correct[seen], counts.predicted[seen], counts.actual[seen])
 
 
 def indicators(outputs: Array, labels: Array) -> tuple[Array, Array]:
@@ -68,44 +68,44 @@ class Accuracy(Metric):
     """The share of the samples whose class is found, or all of whose classes are."""
 
     def compute(self, outputs: Array, labels: Array) -> float:
-        found, wanted = indicators(outputs, labels)
-        return float((found == wanted).all(axis=1).mean())
+        predicted, actual = indicators(outputs, labels)
+        return float((predicted == actual).all(axis=1).mean())
 
 
 class BalancedAccuracy(CountMetric):
     """The mean recall over the classes in the labels."""
 
     def from_counts(self, counts: ClassCounts) -> float:
-        there = counts.wanted > 0
-        return float((counts.correct[there] / counts.wanted[there]).mean())
+        there = counts.actual > 0
+        return float((counts.correct[there] / counts.actual[there]).mean())
 
 
 class F1Macro(CountMetric):
     """The mean F1 over the classes."""
 
     def from_counts(self, counts: ClassCounts) -> float:
-        return float(divide(2 * counts.correct, counts.found + counts.wanted).mean())
+        return float(divide(2 * counts.correct, counts.predicted + counts.actual).mean())
 
 
 class F1Micro(CountMetric):
     """The F1 of all classes together; with one class per sample it is the accuracy."""
 
     def from_counts(self, counts: ClassCounts) -> float:
-        return float(divide(2 * counts.correct.sum(), counts.found.sum() + counts.wanted.sum()))
+        return float(divide(2 * counts.correct.sum(), counts.predicted.sum() + counts.actual.sum()))
 
 
 class PrecisionMacro(CountMetric):
     """The mean precision over the classes, 0 for one that is never found."""
 
     def from_counts(self, counts: ClassCounts) -> float:
-        return float(divide(counts.correct, counts.found).mean())
+        return float(divide(counts.correct, counts.predicted).mean())
 
 
 class RecallMacro(CountMetric):
     """The mean recall over the classes, 0 for one that is never wanted."""
 
     def from_counts(self, counts: ClassCounts) -> float:
-        return float(divide(counts.correct, counts.wanted).mean())
+        return float(divide(counts.correct, counts.actual).mean())
 
 
 class Matthews(Metric):
@@ -113,10 +113,10 @@ class Matthews(Metric):
     constant."""
 
     def compute(self, outputs: Array, labels: Array) -> float:
-        found, wanted = (each.astype(np.float64) for each in indicators(outputs, labels))
-        found, wanted = found - found.mean(axis=0), wanted - wanted.mean(axis=0)
-        norm = float(np.sqrt((found**2).sum() * (wanted**2).sum()))
-        return float((found * wanted).sum()) / norm if norm else 0.0
+        predicted, actual = (indicator.astype(np.float64) for indicator in indicators(outputs, labels))
+        predicted, actual = predicted - predicted.mean(axis=0), actual - actual.mean(axis=0)
+        norm = float(np.sqrt((predicted**2).sum() * (actual**2).sum()))
+        return float((predicted * actual).sum()) / norm if norm else 0.0
 
 
 class Auc(Metric):
@@ -126,16 +126,16 @@ class Auc(Metric):
     """
 
     def compute(self, outputs: Array, labels: Array) -> float:
-        _, wanted = indicators(outputs, labels)
+        _, actual = indicators(outputs, labels)
         scores = outputs if labels.ndim == 2 else softmax(outputs)
         classes = [1] if labels.ndim == 1 and outputs.shape[1] == 2 else range(outputs.shape[1])
-        return float(np.mean([area_under_roc(scores[:, each], wanted[:, each]) for each in classes]))
+        return float(np.mean([area_under_roc(scores[:, number], actual[:, number]) for number in classes]))
 
 
-def area_under_roc(scores: Array, wanted: Array) -> float:
+def area_under_roc(scores: Array, actual: Array) -> float:
     """Return the probability that a labelled sample scores higher than another. scores: [samples]. wanted: [samples]
     bool."""
-    positives, negatives = int(wanted.sum()), int((~wanted).sum())
+    positives, negatives = int(actual.sum()), int((~actual).sum())
     if not positives or not negatives:
         raise DataError("auc: a class has all samples of the validation set or none. Give --evaluate a file with both")
-    return float((ranks(scores)[wanted].sum() - positives * (positives - 1) / 2) / (positives * negatives))
+    return float((ranks(scores)[actual].sum() - positives * (positives - 1) / 2) / (positives * negatives))

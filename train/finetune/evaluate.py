@@ -75,7 +75,7 @@ def run_dataset(
     lengths = row_lengths(dataset) if objective.splittable else None
     sampler = BatchSampler(len(dataset.keys), rows, seed=0, lengths=lengths)
     builder = BatchBuilder(dataset, dataset.samples, objective.collate)
-    total, terms, found = 0.0, 0, dict[int, Row]()
+    total, terms, row_outputs = 0.0, 0, dict[int, Row]()
     for number in range(sampler.steps):
         members = sampler.batch(number)
         batch = {name: tensor.to(device) for name, tensor in builder.collate(members).items()}
@@ -86,26 +86,26 @@ def run_dataset(
         for outputs in calls:
             rowwise = [output for output in outputs if output.shape[:1] == outputs[0].shape[:1]]
             arrays = [output.float().cpu().numpy() for output in rowwise]
-            found |= dict(zip(samples, zip(*arrays, strict=True), strict=True))
+            row_outputs |= dict(zip(samples, zip(*arrays, strict=True), strict=True))
     if not terms:
         raise DataError(
             f"no row of {dataset.name} has a label that counts: all are masked, ignored or empty. Give other rows to "
             f"evaluate with"
         )
-    return total / terms, [found[index] for index in sorted(found)]
+    return total / terms, [row_outputs[index] for index in sorted(row_outputs)]
 
 
 @contextmanager
 def record_outputs(module: nn.Module) -> Iterator[list[list[Tensor]]]:
     """Append the outputs of the module to the yielded list whenever it is called in the body."""
-    found: list[list[Tensor]] = []
+    calls: list[list[Tensor]] = []
 
     def record(called: nn.Module, arguments: tuple[Any, ...], answer: Any) -> None:
-        found.append(list(name_outputs(answer).values()))
+        calls.append(list(name_outputs(answer).values()))
 
     handle = module.register_forward_hook(record)
     try:
-        yield found
+        yield calls
     finally:
         handle.remove()
 
@@ -118,7 +118,7 @@ def compute_metric(objective: Objective, dataset: Dataset, rows: list[Row]) -> d
     task = objective.task
     if dataset.labels is None or not rows:
         return {}
-    outputs: Arrays = {str(number): stack_padded(each) for number, each in enumerate(zip(*rows, strict=True))}
+    outputs: Arrays = {str(number): stack_padded(values) for number, values in enumerate(zip(*rows, strict=True))}
     try:
         score = task.scorer(outputs, dataset.labels)
     except (InputError, DataError):

@@ -52,7 +52,7 @@ class Evaluator:
         self._all = validation
         self._part = validation.rows(range(min(PART_ROWS, len(validation.keys))), validation.name)
         self._by, self._patience, self._rows = recipe.best_by, recipe.patience, min(ROWS, recipe.batch_size)
-        self._metrics: dict[str, Metric] = {each.name: each.configure("metric", Metric) for each in recipe.metrics}
+        self._metrics: dict[str, Metric] = {named.name: named.configure("metric", Metric) for named in recipe.metrics}
         self._falling = FALLING | {name for name, metric in self._metrics.items() if not metric.higher_is_better}
         self._asked = range(min(recipe.generate, len(validation.keys)))
         self._folder, self._steps, self._is_first = folder, steps, is_first
@@ -134,7 +134,7 @@ class Evaluator:
             log.evaluated(done, figures)
 
     def _evaluate(self, state: TrainState, dataset: Dataset) -> dict[str, float]:
-        rows = min(self._rows, state.settings.micro_batch_rows or ROWS)
+        rows = min(self._rows, state.micro_batch_rows or ROWS)
         with state.averaged_weights(), state.strategy.gather_weights():
             figures = evaluate(
                 state.module,
@@ -162,14 +162,15 @@ class Evaluator:
                 state.forward_context(),
             ):
                 samples = [self._all.samples[row] for row in self._asked]
-                found = state.objective.answer(state.module, samples, state.device)
+                answers = state.objective.answer(state.module, samples, state.device)
         finally:
             state.module.train(training)
-        self._steps.report("generated", " ".join(found[0]["answer"].split()) or "nothing")
+        self._steps.report("generated", " ".join(answers[0]["answer"].split()) or "nothing")
         if self._is_first:
             path = self._folder / ANSWERS
-            kept = [line for line in read_lines(path) if line["step"] < done]
-            path.write_text("".join(format_line({"step": done, **each}) for each in [*kept, *found]), encoding="utf-8")
+            lines = [line for line in read_lines(path) if line["step"] < done]
+            lines += [{"step": done, **answer} for answer in answers]
+            path.write_text("".join(map(format_line, lines)), encoding="utf-8")
 
     def _record(self, done: int, figures: dict[str, float]) -> None:
         self._figures[done] = figures

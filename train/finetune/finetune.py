@@ -108,7 +108,7 @@ def finetune_on_rank(
     while True:
         inputs = prepare(recipe, trust, steps)
         if changed is None:
-            named = [each.name for each in recipe.techniques]
+            named = [technique.name for technique in recipe.techniques]
             if recipe.techniques or recipe.memory is None:  # else the planner chooses the precision
                 recipe = settle_precision(recipe, inputs.checkpoint.module, ranks, cache, steps)
             recipe, changed = fit_to_memory(recipe, inputs.structure, inputs.length, ranks.device, steps)
@@ -163,7 +163,7 @@ def prepare(recipe: TrainingRecipe, trust: bool, steps: Steps) -> FinetuneInputs
         with checkpoint.task.truncated(recipe.max_length):
             with checkpoint.task.padded(BF16_PADDING):
                 length = measure_longest(checkpoint, train_set)
-            train_set, validation = (objective.prepare_rows(each) for each in (train_set, validation))
+            train_set, validation = (objective.prepare_rows(dataset) for dataset in (train_set, validation))
         step.note = f"{checkpoint.task.name}, {len(train_set.keys)} training and {len(validation.keys)} validation rows"
     structure = copy_structure(checkpoint, Path(recipe.source).name)
     return_freed_memory()

@@ -77,7 +77,7 @@ def with_labels(
     initialized anew (from the seed), and the pooler where the source has none. Raises SourceError, UntrustedSource,
     DataError.
     """
-    wanted, kind = list(labels), resolve_task(task)
+    values, kind = list(labels), resolve_task(task)
     if isinstance(source, Path) and (source / CARD).is_file():
         source = Checkpoint.load(source, trust=trust)
     if isinstance(source, Checkpoint):
@@ -87,13 +87,13 @@ def with_labels(
                 f"made from. Train that"
             )
         known = source.task.labels
-        names = kind.new_classes(wanted, known) if known else ()
+        names = kind.new_classes(values, known) if known else ()
         return _replace_head(source, names, seed) if names else source
-    names = kind.new_classes(wanted, read_own_labels(source, task))
+    names = kind.new_classes(values, read_own_labels(source, task))
     if not names:
         return load_source(source, task=task, trust=trust)
-    found = load_model(source, task=task, trust=trust, labels=names, seed=seed)
-    return make_checkpoint(found, source, head=(names, seed))
+    opened = load_model(source, task=task, trust=trust, labels=names, seed=seed)
+    return make_checkpoint(opened, source, head=(names, seed))
 
 
 def _replace_head(checkpoint: Checkpoint, names: tuple[str, ...], seed: int) -> Checkpoint:
@@ -165,7 +165,7 @@ def labels_of(path: Path, task: str) -> list[Any]:
         raise DataError(f"{path.name}: {error}") from None
     if not labels:
         raise DataError(f"{path.name} has no samples to learn from. Give one a row, with its 'label'")
-    found = [label for label in labels if label is not None]
-    if not found:
+    known = [label for label in labels if label is not None]
+    if not known:
         raise DataError(f"{path.name} has no labels to learn from. Give each row {kind.columns[-1]!r}")
-    return found
+    return known

@@ -28,8 +28,8 @@ class Mse(Metric):
     higher_is_better: ClassVar[bool] = False
 
     def compute(self, outputs: Array, labels: Array) -> float:
-        found, wanted = flatten_alike(outputs, labels)
-        return float(((found - wanted) ** 2).mean())
+        outputs, labels = flatten_alike(outputs, labels)
+        return float(((outputs - labels) ** 2).mean())
 
 
 class Mae(Metric):
@@ -38,26 +38,26 @@ class Mae(Metric):
     higher_is_better: ClassVar[bool] = False
 
     def compute(self, outputs: Array, labels: Array) -> float:
-        found, wanted = flatten_alike(outputs, labels)
-        return float(np.abs(found - wanted).mean())
+        outputs, labels = flatten_alike(outputs, labels)
+        return float(np.abs(outputs - labels).mean())
 
 
 class R2(Metric):
     """The coefficient of determination; 0 where the labels are constant."""
 
     def compute(self, outputs: Array, labels: Array) -> float:
-        found, wanted = flatten_alike(outputs, labels)
-        spread = float(((wanted - wanted.mean()) ** 2).sum())
-        return 1 - float(((found - wanted) ** 2).sum()) / spread if spread else 0.0
+        outputs, labels = flatten_alike(outputs, labels)
+        spread = float(((labels - labels.mean()) ** 2).sum())
+        return 1 - float(((outputs - labels) ** 2).sum()) / spread if spread else 0.0
 
 
 class Pearson(Metric):
     """Pearson's correlation; 0 where either is constant."""
 
     def compute(self, outputs: Array, labels: Array) -> float:
-        found, wanted = (each - each.mean() for each in flatten_alike(outputs, labels))
-        norm = float(np.sqrt((found @ found) * (wanted @ wanted)))
-        return float(found @ wanted) / norm if norm else 0.0
+        outputs, labels = (values - values.mean() for values in flatten_alike(outputs, labels))
+        norm = float(np.sqrt((outputs @ outputs) * (labels @ labels)))
+        return float(outputs @ labels) / norm if norm else 0.0
 
 
 class Spearman(Metric):

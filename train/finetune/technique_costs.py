@@ -51,22 +51,22 @@ def report_costs(
         return
     with steps.step("predict what the techniques cost"):
         costs = predict_costs(training, others, model, length, device)
-    slower = [each for each in costs if each.time >= SLOWER]
-    for each in slower:
-        if each.is_wasted:
+    slower = [cost for cost in costs if cost.time >= SLOWER]
+    for cost in slower:
+        if cost.is_wasted:
             steps.warn(
-                f"{each.name}: a step is predicted to take {each.time:.1f} times as long with it, and to save no "
+                f"{cost.name}: a step is predicted to take {cost.time:.1f} times as long with it, and to save no "
                 f"memory here, since the peak is elsewhere. Leave it out"
             )
         else:
-            steps.report(each.name, f"{each.time:.1f} times the time of a step, {each.memory:.2f} of its memory")
+            steps.report(cost.name, f"{cost.time:.1f} times the time of a step, {cost.memory:.2f} of its memory")
 
 
 def leave_out_each(training: Training, chosen: Collection[str]) -> Iterator[tuple[str, Training]]:
     """Yield the settings without each of the chosen techniques, and with plain AdamW in place of another optimizer;
     settings that are not complete without a technique are left out."""
     for named in training.techniques:
-        others = tuple(each for each in training.techniques if each is not named)
+        others = tuple(other for other in training.techniques if other is not named)
         changed = training.with_techniques(others)
         if named.name in chosen and named.name not in UNSIMULATED and is_complete(changed):
             yield named.name, changed

@@ -1,6 +1,8 @@
-"""A recorded call of a layer, which can be repeated for recomputation, on all rows of the batch or on some."""
+"""A recorded call of a layer, which can be repeated for recomputation, on all rows of the batch or on some, and what
+recomputation must restore to give the same result: random number generators and autocast."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,10 +11,60 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from laconic.errors import RecipeError
-from train.layerwise.rng_state import RngState
+from train.offload.memory_accounting import account_as
 
 HIDDEN = "hidden_states"
 """The name that transformers gives to what flows from layer to layer."""
+
+
+@dataclass(frozen=True)
+class RngState:
+    """The state of torch's random number generators, on the CPU and on one GPU."""
+
+    cpu: Tensor
+    gpu: Tensor | None
+
+    @classmethod
+    def capture(cls, device: torch.device) -> "RngState":
+        """Capture the present state. It lies on the host, a GPU's as well: 5 KB for each layer and micro-batch."""
+        with account_as("host"):
+            return cls(torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None)
+
+    def restore(self, device: torch.device) -> None:
+        """Draw from here on the numbers that were drawn after `capture`."""
+        torch.set_rng_state(self.cpu)
+        if self.gpu is not None:
+            torch.cuda.set_rng_state(self.gpu, device)
+
+
+@contextmanager
+def preserve_rng_state(device: torch.device) -> Iterator[None]:
+    """Restore the state of the generators after the body."""
+    before = RngState.capture(device)
+    try:
+        yield
+    finally:
+        before.restore(device)
+
+
+@dataclass(frozen=True)
+class AutocastState:
+    """Whether autocast is enabled, and to which dtype."""
+
+    device: str
+    enabled: bool
+    dtype: torch.dtype
+
+    @classmethod
+    def capture(cls, device: torch.device) -> "AutocastState":
+        """Capture the present state."""
+        kind = device.type
+        return cls(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+
+    def restore(self) -> torch.autocast:
+        """Make a context with this state, but without autocast's cache: cast weights would be a second copy of the
+        model."""
+        return torch.autocast(self.device, dtype=self.dtype, enabled=self.enabled, cache_enabled=False)
 
 
 @dataclass(eq=False)
@@ -38,8 +90,8 @@ class LayerCall:
         args, kwargs = self.args, self.kwargs
         if part is not None:
             args, kwargs = self.slice_rows(args, part), self.slice_rows(kwargs, part)
-        given = {**kwargs, HIDDEN: hidden} if self.by_name else kwargs
-        output = functional_call(self.layer, weights, args if self.by_name else (hidden, *args), given)
+        named = {**kwargs, HIDDEN: hidden} if self.by_name else kwargs
+        output = functional_call(self.layer, weights, args if self.by_name else (hidden, *args), named)
         value, *others = output if isinstance(output, tuple) else (output,)
         if any(True for _ in iterate_tensors(others)):
             raise RecipeError(
@@ -98,9 +150,9 @@ def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, dict):
-        return {key: map_tensors(function, each) for key, each in value.items()}
+        return {key: map_tensors(function, item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
-        return type(value)(map_tensors(function, each) for each in value)
+        return type(value)(map_tensors(function, item) for item in value)
     return value
 
 
@@ -109,5 +161,5 @@ def iterate_tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (tuple, list, dict)):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from iterate_tensors(each)
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from iterate_tensors(item)

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from laconic.errors import RecipeError
-from train.layerwise.layer_call import record_call
+from train.layerwise.layer_call import AutocastState, record_call
 from train.layerwise.layerwise_pass import LayerwisePass, PassConfig, run_layer
-from train.layerwise.rng_state import AutocastState
 from train.offload.weight_provider import ResidentWeights
 
 
@@ -54,10 +53,10 @@ class LayerStack(nn.Module):
         return iterate_proxies(state, layers) if state.active and needs_pass else iter(layers)
 
     def __getitem__(self, index: int | slice) -> Any:
-        found = super().__getitem__(index)  # type: ignore[misc]
+        part = super().__getitem__(index)  # type: ignore[misc]
         if isinstance(index, slice):
-            found.stack_state = self.stack_state
-        return found
+            part.stack_state = self.stack_state
+        return part
 
 
 def convert_to_stack(layers: nn.Module, state: StackState) -> Callable[[], None]:

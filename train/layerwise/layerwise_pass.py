@@ -8,9 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from train.layerwise.layer_call import LayerCall
+from train.layerwise.layer_call import AutocastState, LayerCall, RngState, preserve_rng_state
 from train.layerwise.revolve import make_schedule
-from train.layerwise.rng_state import AutocastState, RngState, preserve_rng_state
 from train.offload.chunked_loops import micro_batches, split_range
 from train.offload.host_memory import HostMemory
 from train.offload.memory_accounting import account_as
@@ -131,16 +130,16 @@ class LayerwisePass:
 
     def _backward_order(self) -> deque[nn.Module]:
         """List the layers in the order in which the backward pass runs them."""
-        found: deque[nn.Module] = deque()
+        order: deque[nn.Module] = deque()
         at = len(self._calls) - 1
         for kind, step in self._backward_actions:
             if kind == "advance":
-                found.extend(call.layer for call in self._calls[at:step])
+                order.extend(call.layer for call in self._calls[at:step])
             elif kind == "reverse":
-                found.append(self._calls[step].layer)
+                order.append(self._calls[step].layer)
             if kind in ("advance", "restore"):
                 at = step
-        return found
+        return order
 
     @staticmethod
     def _advance(order: deque[nn.Module]) -> nn.Module | None:
@@ -168,13 +167,13 @@ class LayerwisePass:
             if parameters[name].requires_grad:
                 leaves[name] = weight.detach().requires_grad_()
                 register_gradient_hook(leaves[name], partial(accumulator.add, name))
-        found = gradient if (gradient.shape, gradient.dtype) == (state.shape, state.dtype) else torch.empty_like(state)
+        result = gradient if (gradient.shape, gradient.dtype) == (state.shape, state.dtype) else torch.empty_like(state)
         for part in micro_batches(parts):
             accumulator.begin(is_last=part is parts[-1])
             call.rng_states[first_row(part)].restore(self.config.device)
-            self._reverse_part(call, leaves, state, gradient, found if needs_grad else None, part)
+            self._reverse_part(call, leaves, state, gradient, result if needs_grad else None, part)
         accumulator.close()
-        return found
+        return result
 
     def _reverse_part(
         self,
@@ -182,19 +181,19 @@ class LayerwisePass:
         leaves: dict[str, Tensor],
         state: Tensor,
         gradient: Tensor,
-        found: Tensor | None,
+        result: Tensor | None,
         part: slice | None,
     ) -> None:
-        """Recompute and reverse a micro-batch; its gradient is written into `found`, which may be `gradient` itself."""
+        """Recompute and reverse a micro-batch; its gradient is written into `result`, which may be `gradient`."""
         rows = slice(None) if part is None else part
-        hidden = state[rows].detach().requires_grad_(found is not None)
+        hidden = state[rows].detach().requires_grad_(result is not None)
         with torch.enable_grad(), self._autocast.restore():
             output, _ = call(leaves, hidden, part)
         if output.requires_grad:
             torch.autograd.backward([output], [gradient[rows]])
-        if found is not None:
+        if result is not None:
             assert hidden.grad is not None
-            found[rows] = hidden.grad
+            result[rows] = hidden.grad
 
 
 def run_layer(

@@ -15,7 +15,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from laconic.units import Bytes
 from train.offload.activation_store import ActivationStore, FileStore, HostStore, StoredTensor
-from train.step.compatibility import Slot
 from train.step.step_parts import StepParts
 from train.step.technique import Technique
 
@@ -28,8 +27,8 @@ class ActivationOffload(Technique):
     tensors stay on the device. prefetch: how many tensors are fetched before they are asked for.
     """
 
-    slot: ClassVar[Slot] = "activations"
-    exact: ClassVar[bool] = True
+    slot = "activations"
+    exact = True
     excludes: ClassVar[Mapping[str, str]] = {"shard": "it would take gathered weights for activations, and keep them"}
     renamed: ClassVar[Mapping[str, str]] = {"where": "destination", "smallest": "min_bytes", "ahead": "prefetch"}
 

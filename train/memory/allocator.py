@@ -3,14 +3,12 @@
 import ctypes
 import os
 import sys
-from typing import ClassVar
 
 import torch
 from pydantic import Field
 
 from laconic.errors import RecipeError
 from laconic.units import Bytes
-from train.step.compatibility import Slot
 from train.step.step_parts import StepParts
 from train.step.technique import Technique
 
@@ -29,9 +27,9 @@ class Allocator(Technique):
     (threshold 65536: 17 %, 40 %, 35 %).
     """
 
-    slot: ClassVar[Slot] = "allocator"
-    exact: ClassVar[bool] = True
-    is_simulated: ClassVar[bool] = False
+    slot = "allocator"
+    exact = True
+    is_simulated = False
 
     threshold: Bytes = Field(default=2**20, ge=4096)
 

@@ -1,7 +1,7 @@
 """Cross-entropy over a large vocabulary that never holds the logits of all tokens."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -11,7 +11,6 @@ from laconic.errors import RecipeError
 from laconic.models.signature import replace_forward
 from train.objectives.deferred_gradient import DeferredLinearCrossEntropy
 from train.objectives.linear_cross_entropy import ChunkedLinearCrossEntropy
-from train.step.compatibility import Slot
 from train.step.step_parts import StepParts
 from train.step.technique import Proposal, Technique
 
@@ -32,9 +31,9 @@ class ChunkedCrossEntropy(Technique):
     gradient of the vocabulary's size out of the peak, and recomputes the logits once.
     """
 
-    slot: ClassVar[Slot] = "loss"
-    exact: ClassVar[bool] = True
-    optional: ClassVar[bool] = True
+    slot = "loss"
+    exact = True
+    optional = True
 
     chunk: int = Field(default=512, ge=1)
     defer: bool = False
@@ -66,14 +65,14 @@ class ChunkedCrossEntropy(Technique):
 def find_tied_embeddings(module: nn.Module) -> list[nn.Embedding]:
     """Find the embeddings that share their weights with a linear layer. Raises RecipeError where there are none."""
     heads = {id(part.weight) for part in module.modules() if isinstance(part, nn.Linear)}
-    found = [part for part in module.modules() if isinstance(part, nn.Embedding) and id(part.weight) in heads]
-    if not found:
+    tables = [part for part in module.modules() if isinstance(part, nn.Embedding) and id(part.weight) in heads]
+    if not tables:
         raise RecipeError(
             "chunked-cross-entropy: the head has weights of its own, so nothing can be deferred. Set defer: false"
         )
-    for part in found:
+    for part in tables:
         if type(part).forward is not nn.Embedding.forward or part.sparse or part.scale_grad_by_freq or part.max_norm:
             raise RecipeError(
                 f"chunked-cross-entropy: {type(part).__name__} is not a plain embedding. Set defer: false"
             )
-    return found
+    return tables

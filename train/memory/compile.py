@@ -3,17 +3,21 @@
 import importlib.util
 import os
 import shutil
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
+from laconic.cache import Cache
 from laconic.errors import RecipeError
+from laconic.hardware import this_machine
+from laconic.hashing import hash_of, read_arithmetic_variables
 from laconic.models.repeated_layers import find_layers
 from laconic.models.signature import replace_forward
-from train.memory.compiled_programs import keep_compiled_programs
-from train.step.compatibility import Slot
 from train.step.step_parts import StepParts
 from train.step.technique import Technique
+
+VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 class Compile(Technique):
@@ -23,9 +27,9 @@ class Compile(Technique):
     loss. mode: as in torch.compile.
     """
 
-    slot: ClassVar[Slot] = "compile"
-    exact: ClassVar[bool] = True
-    is_simulated: ClassVar[bool] = False
+    slot = "compile"
+    exact = True
+    is_simulated = False
 
     scope: Literal["blocks", "step"] = "blocks"
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "default"
@@ -53,3 +57,16 @@ def check_compiler(device: torch.device) -> None:
             raise RecipeError("compile: there is no C++ compiler on this machine. Install g++, or remove compile")
     elif importlib.util.find_spec("triton") is None:
         raise RecipeError("compile: Triton is not installed, which compiles for a GPU. Install it, or remove compile")
+
+
+def keep_compiled_programs() -> None:
+    """Have torch's compiler keep its programs in Laconic's cache, apart for each set of instructions, unless the
+    environment names a folder.
+
+    By default it keeps them in the shared folder for temporary files, where others may write. It finds them by the
+    graph, and not by the processor's instructions (torch 2.13): a program for AVX-512 that a process held to AVX2 found
+    in a shared folder read beyond its arrays, and crashed or trained on wrong values.
+    """
+    if os.environ.get(VARIABLE) in (None, default_cache_dir()):  # the latter where torch has set it by itself
+        instructions = hash_of(this_machine().features, read_arithmetic_variables())
+        os.environ[VARIABLE] = str(Cache().folder / "torch-compile" / instructions)

@@ -1,13 +1,11 @@
 """Gradient accumulation: a batch is processed in micro-batches whose gradients are summed."""
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from pydantic import Field
 
 from laconic.errors import RecipeError
-from train.step.compatibility import Slot
 from train.step.step_parts import StepParts
 from train.step.technique import Proposal, Technique
 
@@ -19,8 +17,8 @@ class GradientAccumulation(Technique):
     Exact, except for batch normalization, which normalizes each micro-batch by itself.
     """
 
-    slot: ClassVar[Slot] = "batch"
-    exact: ClassVar[bool] = True
+    slot = "batch"
+    exact = True
 
     rows: int = Field(default=1, ge=1)
 

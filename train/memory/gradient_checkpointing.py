@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -13,7 +13,6 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from laconic.errors import RecipeError
 from laconic.models.repeated_layers import find_layers
 from laconic.models.signature import replace_forward
-from train.step.compatibility import Slot
 from train.step.step_parts import StepParts
 from train.step.technique import Proposal, Technique
 
@@ -42,8 +41,8 @@ class GradientCheckpointing(Technique):
     and fused attention (Korthikanti et al., arXiv 2205.05198). every: checkpoint one layer of so many.
     """
 
-    slot: ClassVar[Slot] = "activations"
-    exact: ClassVar[bool] = True
+    slot = "activations"
+    exact = True
 
     policy: Literal["full", "selective"] = "full"
     every: int = Field(default=1, ge=1)

@@ -12,7 +12,6 @@ from train.offload.host_memory import HostMemory, account_steps_on_host
 from train.offload.memory_accounting import account_as
 from train.offload.streamed_weights import ResidentCopies, StreamedWeights, may_compute_in_16_bits
 from train.step.cast_inputs import cast_inputs_to_bf16
-from train.step.compatibility import Slot
 from train.step.step_parts import StepParts
 from train.step.technique import Proposal, Technique
 
@@ -28,11 +27,11 @@ class HostWeights(Technique):
     (Micikevicius et al., arXiv 1710.03740), and halves the traffic. Afterwards the model stays on the host.
     """
 
-    slot: ClassVar[Slot] = "weights"
-    exact: ClassVar[bool] = False
-    places_weights: ClassVar[bool] = True
-    loses_zeros: ClassVar[str] = "keeps copies of the weights on the device"
-    requires: ClassVar[Sequence[str]] = ("layerwise",)
+    slot = "weights"
+    exact = False
+    places_weights = True
+    loses_zeros = "keeps copies of the weights on the device"
+    requires = ("layerwise",)
     excludes: ClassVar[Mapping[str, str]] = {
         "fp16": "its gradient scaler looks for the gradients on the device. bf16 layers need none",
         "optimizer-in-backward": "the gradient of an embedding that is also the head arrives in two parts",

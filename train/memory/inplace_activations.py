@@ -2,12 +2,10 @@
 
 from functools import partial
 from itertools import pairwise
-from typing import ClassVar
 
 from torch import nn
 
 from laconic.errors import RecipeError
-from train.step.compatibility import Slot
 from train.step.step_parts import StepParts
 from train.step.technique import Technique
 
@@ -30,22 +28,22 @@ class InplaceActivations(Technique):
     pass, where the peak is.
     """
 
-    slot: ClassVar[Slot] = "activations"
-    exact: ClassVar[bool] = True
+    slot = "activations"
+    exact = True
 
     def apply(self, parts: StepParts) -> None:
-        found = [
+        functions = [
             after
             for part in parts.module.modules()
             if isinstance(part, nn.Sequential)
             for before, after in pairwise(part)
             if isinstance(before, GRADIENT_FROM_INPUT) and isinstance(after, GRADIENT_FROM_OUTPUT) and not after.inplace
         ]
-        if not found:
+        if not functions:
             raise RecipeError(
                 "inplace-activations: no ReLU, LeakyReLU, ELU, CELU or Hardtanh follows a linear layer, a convolution "
                 "or a normalization within a Sequential. Remove it"
             )
-        for function in found:
+        for function in functions:
             function.inplace = True
             parts.on_restore(partial(setattr, function, "inplace", False))

@@ -12,7 +12,6 @@ from laconic.models.repeated_layers import find_layer_lists, find_layers
 from train.layerwise.layer_stack import StackState, convert_to_stack
 from train.layerwise.layerwise_pass import PassConfig
 from train.memory.chunked_cross_entropy import DEFERRED
-from train.step.compatibility import Slot
 from train.step.step_parts import StepParts
 from train.step.technique import Proposal, Technique
 
@@ -27,8 +26,8 @@ class Layerwise(Technique):
     gradients are passed on once, when they are complete, so an optimizer in the backward pass can use and free them.
     """
 
-    slot: ClassVar[Slot] = "activations"
-    exact: ClassVar[bool] = True
+    slot = "activations"
+    exact = True
     excludes: ClassVar[Mapping[str, str]] = {
         "gradient-checkpointing": "both decide what is saved of a layer",
         "activation-offload": "no activation within a layer is saved; snapshots_on: host moves the snapshots",

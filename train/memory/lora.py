@@ -21,7 +21,6 @@ from laconic import registry
 from laconic.errors import RecipeError
 from laconic.models.adapter import Adapter
 from laconic.models.repeated_layers import find_layers
-from train.step.compatibility import Slot
 from train.step.step_parts import StepParts
 from train.step.technique import Proposal, Technique
 
@@ -46,11 +45,11 @@ class Lora(Technique):
     rounding, since training has rounded the output of each layer and the merged module does not.
     """
 
-    slot: ClassVar[Slot] = "weights"
-    exact: ClassVar[bool] = False
-    places_weights: ClassVar[bool] = True
-    trains_adapters: ClassVar[bool] = True
-    loses_zeros: ClassVar[str] = "adds to the weights what it has learned"
+    slot = "weights"
+    exact = False
+    places_weights = True
+    trains_adapters = True
+    loses_zeros = "adds to the weights what it has learned"
     excludes: ClassVar[Mapping[str, str]] = {
         "host-weights": "frozen weights have no gradients and no optimizer state for the host to hold",
         "pure-bf16": "adapters are trained in float32; base_dtype: bfloat16 is for the frozen weights",
@@ -176,11 +175,11 @@ def select_targets(module: nn.Module, targets: Sequence[str] | None) -> list[str
             )
     else:
         ends = {target: [name for name in linear if f".{name}".endswith(f".{target}")] for target in targets}
-        for target, found in ends.items():
-            if not found:
+        for target, matches in ends.items():
+            if not matches:
                 hint = registry.did_you_mean(target, {name.rpartition(".")[2] for name in linear})
                 raise RecipeError(f"targets: there is no linear layer {target!r} in {type(module).__name__}. {hint}")
-        names = [name for name in linear if any(name in found for found in ends.values())]
+        names = [name for name in linear if any(name in matches for matches in ends.values())]
     uses = Counter(id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False))
     shared = [name for name in names if uses[id(linear[name].weight)] > 1]
     if shared:

@@ -6,7 +6,6 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from train.step.compatibility import Slot
 from train.step.step_parts import StepParts
 from train.step.technique import Proposal, Technique
 
@@ -14,8 +13,8 @@ from train.step.technique import Proposal, Technique
 class Bf16(Technique):
     """Mixed precision in BF16, which has the range of FP32 and 8 bits of mantissa."""
 
-    slot: ClassVar[Slot] = "precision"
-    exact: ClassVar[bool] = False
+    slot = "precision"
+    exact = False
 
     @classmethod
     def proposals(cls, batch: int, device: torch.device) -> Sequence[Proposal]:
@@ -36,8 +35,8 @@ class Fp16(Technique):
     an overflow it is halved and the step is skipped.
     """
 
-    slot: ClassVar[Slot] = "precision"
-    exact: ClassVar[bool] = False
+    slot = "precision"
+    exact = False
     excludes: ClassVar[Mapping[str, str]] = {"shard": "each rank would judge its loss scale by its own shards"}
     renamed: ClassVar[Mapping[str, str]] = {"scale": "init_scale", "interval": "growth_interval"}
 

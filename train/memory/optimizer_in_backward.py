@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from train.optimizers.optimizer import Groups
-from train.step.compatibility import Slot
 from train.step.step_parts import OptimizerFactory, StepParts
 from train.step.technique import Proposal, Technique
 
@@ -21,8 +20,8 @@ class OptimizerInBackward(Technique):
     The optimizer keeps its interface: its step after the backward pass finds no gradient, and does nothing.
     """
 
-    slot: ClassVar[Slot] = "optimizer"
-    exact: ClassVar[bool] = True
+    slot = "optimizer"
+    exact = True
     excludes: ClassVar[Mapping[str, str]] = {
         "gradient-accumulation": "gradients of several micro-batches would have to wait for the last",
         "max_grad_norm": "the norm of the whole gradient is known only when all of it is there",
@@ -30,7 +29,7 @@ class OptimizerInBackward(Technique):
         "replicate": "a gradient is averaged over the ranks after it would have been used",
         "shard": "a gradient is averaged over the ranks after it would have been used",
     }
-    requires_of_optimizer: ClassVar[Sequence[str]] = ("per-parameter",)
+    requires_of_optimizer = ("per-parameter",)
 
     @classmethod
     def proposals(cls, batch: int, device: torch.device) -> Sequence[Proposal]:

@@ -1,13 +1,12 @@
 """Pure BF16: weights, gradients and matrix products in BF16, without FP32 master weights."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 import torch
 from torch import nn
 
 from train.step.cast_inputs import cast_inputs_to_bf16
-from train.step.compatibility import Slot
 from train.step.step_parts import StepParts
 from train.step.technique import Technique
 
@@ -20,13 +19,13 @@ class PureBf16(Technique):
     micro-batches are accumulated in BF16.
     """
 
-    slot: ClassVar[Slot] = "precision"
-    exact: ClassVar[bool] = False
+    slot = "precision"
+    exact = False
     excludes: ClassVar[Mapping[str, str]] = {
         "host-weights": "it keeps FP32 weights on the host, and BF16 copies on the device by itself",
         "ema": "an average in BF16 does not move by the small part that a step has in it",
     }
-    requires_of_optimizer: ClassVar[Sequence[str]] = ("stochastic-rounding",)
+    requires_of_optimizer = ("stochastic-rounding",)
 
     @property
     def multiplies_in_bf16(self) -> bool:
@@ -35,10 +34,10 @@ class PureBf16(Technique):
     def apply(self, parts: StepParts) -> None:
         changed: dict[int, nn.Parameter] = {}
         for part in parts.module.modules():
-            own = [one for one in part.parameters(recurse=False) if one.dtype is torch.float32]
-            if not own or getattr(part, "running_mean", None) is not None:
+            weights = [weight for weight in part.parameters(recurse=False) if weight.dtype is torch.float32]
+            if not weights or getattr(part, "running_mean", None) is not None:
                 continue
-            changed |= {id(one): one for one in own}
+            changed |= {id(weight): weight for weight in weights}
             hook = part.register_forward_pre_hook(cast_inputs_to_bf16, with_kwargs=True)
             parts.on_restore(hook.remove)
         convert(changed.values(), torch.bfloat16)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial, wraps
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,7 +14,6 @@ from torch.overrides import TorchFunctionMode
 from laconic.errors import RecipeError
 from laconic.models.repeated_layers import find_layers
 from laconic.models.signature import replace_forward
-from train.step.compatibility import Slot
 from train.step.step_parts import StepParts
 from train.step.technique import Proposal, Technique
 
@@ -35,8 +34,8 @@ class Sdpa(Technique):
     Xeon with AMX, 5 ms in FP32; 120 and 17 ms for 64 tokens, 72 and 70 ms for one row of 1,024.
     """
 
-    slot: ClassVar[Slot] = "attention"
-    exact: ClassVar[bool] = True
+    slot = "attention"
+    exact = True
 
     backend: Literal["flash", "efficient", "math"] | None = None
     float32: bool = False
@@ -75,9 +74,9 @@ class Float32Attention(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is not scaled_dot_product_attention:
             return func(*args, **kwargs)
-        given = [*args, *kwargs.values()]
-        dtype = next(value.dtype for value in given if isinstance(value, Tensor))
-        with torch.autocast(given[0].device.type, enabled=False):
+        values = [*args, *kwargs.values()]
+        dtype = next(value.dtype for value in values if isinstance(value, Tensor))
+        with torch.autocast(values[0].device.type, enabled=False):
             return func(
                 *map(cast_to_float32, args), **{name: cast_to_float32(value) for name, value in kwargs.items()}
             ).to(dtype)

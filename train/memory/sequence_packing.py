@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -18,7 +18,6 @@ from train.objectives.next_token import (
     count_learned,
     write,
 )
-from train.step.compatibility import Slot
 from train.step.step_parts import StepParts
 from train.step.technique import Technique
 
@@ -32,8 +31,8 @@ class SequencePacking(Technique):
     only padding is removed.
     """
 
-    slot: ClassVar[Slot] = "batch"
-    exact: ClassVar[bool] = True
+    slot = "batch"
+    exact = True
 
     length: int | None = Field(default=None, ge=1)
 

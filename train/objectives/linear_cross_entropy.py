@@ -113,9 +113,10 @@ class HeadGradients:
                 "chunked-cross-entropy: the gradient of a loss was taken twice, expected once. Compute the loss again"
             )
         self.released = True
-        found = [None if each is None else each.mul_(scale) for each in (self.hidden, self.weight, self.bias)]
+        buffers = (self.hidden, self.weight, self.bias)
+        gradients = [None if buffer is None else buffer.mul_(scale) for buffer in buffers]
         self.hidden = self.weight = self.bias = None  # the graph outlives this, and must not keep the buffers
-        return found
+        return gradients
 
 
 def accumulate_loss(

@@ -44,7 +44,7 @@ class StreamedWeights:
 
     def fetch(self, layer: nn.Module, upcoming: nn.Module | None) -> dict[str, Tensor]:
         self._has_fetched = True
-        self._on_device = {each: weights for each, weights in self._on_device.items() if each is layer}
+        self._on_device = {kept: weights for kept, weights in self._on_device.items() if kept is layer}
         if layer not in self._on_device:
             self._copy_to_device(layer)
         self.host.wait()

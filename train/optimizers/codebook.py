@@ -36,8 +36,8 @@ class Lookup:
 
     def codes(self, scaled: Tensor) -> Tensor:
         """Find the nearest code, uint8, of each value float32; the higher one of two that are as near."""
-        found = self.least.index_select(0, (scaled.view(torch.int32) >> 16).bitwise_and_(UPPER - 1))
-        return found.add_(scaled >= self.borders.index_select(0, found.int()))
+        codes = self.least.index_select(0, (scaled.view(torch.int32) >> 16).bitwise_and_(UPPER - 1))
+        return codes.add_(scaled >= self.borders.index_select(0, codes.int()))
 
 
 class Codebook:
@@ -70,8 +70,8 @@ class Codebook:
         and 63 ms by torch.bucketize.
         """
         scaled, largest = self.ops.scale_tensor(values, self.block)
-        found = self.lookup(values.device).codes(scaled)
-        codes.copy_((found[::2] << 4) | found[1::2] if self.bits == 4 else found)
+        nearest = self.lookup(values.device).codes(scaled)
+        codes.copy_((nearest[::2] << 4) | nearest[1::2] if self.bits == 4 else nearest)
         scale.copy_(largest)
 
     def lookup(self, device: torch.device) -> Lookup:
@@ -88,8 +88,8 @@ def values(bits: int, *, signed: bool) -> tuple[float, ...]:
     torchao works them out with tensors, which cannot be read in a simulation: there they must be known already.
     """
     states = library(f"torchao.optim.subclass_{bits}bit")
-    found: tuple[float, ...] = states.get_qmap_signed() if signed else states.get_qmap_unsigned()
-    return found
+    table: tuple[float, ...] = states.get_qmap_signed() if signed else states.get_qmap_unsigned()
+    return table
 
 
 @cache

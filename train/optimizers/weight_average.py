@@ -55,15 +55,15 @@ def zero_weights(optimizer: Optimizer, parameter: Tensor, mask: Tensor) -> None:
 @torch.no_grad()
 def exchange_weights(optimizer: Optimizer) -> bool:
     """Exchange all weights with their averages, in place, one after the other. Returns whether there are any."""
-    found = False
+    are_averaged = False
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if (average := find_average(optimizer, parameter)) is not None:
-                found = True
+                are_averaged = True
                 before = local(parameter).clone()
                 local(parameter).copy_(local(average))
                 local(average).copy_(before)
-    return found
+    return are_averaged
 
 
 def drop_averages(optimizer: Optimizer) -> None:

@@ -83,18 +83,22 @@ def list_combinations(
         if named is None:
             continue
         techniques = configure(named)
-        clip = None if any("max_grad_norm" in each.excludes for each in techniques.values()) else training.max_grad_norm
+        clip = (
+            None
+            if any("max_grad_norm" in technique.excludes for technique in techniques.values())
+            else training.max_grad_norm
+        )
         changed = training.with_techniques(named, optimizer=optimizer, max_grad_norm=clip)
         strategy = changed.mesh.parallelism if devices > 1 else None
         optimizer_settings = optimizer.configure("optimizer")
-        whole = not any(each.trains_adapters for each in techniques.values())
+        whole = not any(technique.trains_adapters for technique in techniques.values())
         if training.freeze and not whole:
             continue
         conflict = find_conflict(
             techniques, optimizer_settings, max_grad_norm=clip, parallelism=strategy, ema=training.ema
         )
         if conflict is None:
-            redraws = has_dropout(model.module) and any(each.redraws_dropout for each in techniques.values())
+            redraws = has_dropout(model.module) and any(technique.redraws_dropout for technique in techniques.values())
             combination = Combination(changed, whole, is_exact(changed, techniques.values(), training, model), redraws)
             combinations.setdefault(combination.name, combination)
     return list(combinations.values())
@@ -118,7 +122,7 @@ def enumerate_choices(
     """Yield the techniques and the optimizer of each combination, legal or not."""
 
     def list_in(tier: str, slot: Slot) -> list[tuple[NamedSettings, ...]]:
-        return [each.techniques for each in proposals if (each.tier, each.slot) == (tier, slot)]
+        return [proposal.techniques for proposal in proposals if (proposal.tier, proposal.slot) == (tier, slot)]
 
     optimizer, smaller = training.optimizer, find_smaller(training.optimizer)
     yield (), optimizer
@@ -135,10 +139,10 @@ def enumerate_choices(
     # Gradients are at the peak only where activations are not.
     for precision, step in product(grid[GRID.index("precision")], list_in("grid", "optimizer")):
         yield (*free, *precision, *leanest, *step), optimizer
-    for each in proposals:
-        if each.tier == "lean":
-            names = {named.name for named in each.techniques}
-            yield (*(named for named in free if named.name not in names), *each.techniques), optimizer
+    for proposal in proposals:
+        if proposal.tier == "lean":
+            names = {named.name for named in proposal.techniques}
+            yield (*(named for named in free if named.name not in names), *proposal.techniques), optimizer
 
 
 def find_smaller(optimizer: NamedSettings) -> NamedSettings | None:
@@ -158,9 +162,9 @@ def find_supported(model: MetaModel, training: Training, proposals: Iterable[Pro
     """
     asked = {format_technique(named) for named in training.techniques}
     tried = {format_technique(named): named for named in training.techniques}
-    for named in (named for each in proposals for named in each.techniques):
+    for named in (named for proposal in proposals for named in proposal.techniques):
         fallback = get_fallback(named)
-        tried |= {format_technique(each): each for each in (named, fallback) if each}
+        tried |= {format_technique(variant): variant for variant in (named, fallback) if variant}
     supported = set()
     for name, named in sorted(tried.items()):
         try:
@@ -183,9 +187,10 @@ def replace_unsupported(choice: Iterable[NamedSettings], supported: set[str]) ->
     optional one; None where another is not supported."""
     kept = []
     for named in choice:
-        settings = [each for each in (named, get_fallback(named)) if each and format_technique(each) in supported]
+        variants = filter(None, (named, get_fallback(named)))
+        settings = next((variant for variant in variants if format_technique(variant) in supported), None)
         if settings:
-            kept.append(settings[0])
+            kept.append(settings)
         elif not named.configure("technique", Technique).optional:
             return None
     return tuple(kept)
@@ -202,14 +207,14 @@ def configure(techniques: Iterable[NamedSettings]) -> dict[str, Technique]:
     return {named.name: named.configure("technique", Technique) for named in techniques}
 
 
-def is_exact(changed: Training, techniques: Iterable[Technique], given: Training, model: MetaModel) -> bool:
+def is_exact(changed: Training, techniques: Iterable[Technique], asked: Training, model: MetaModel) -> bool:
     """Return whether the changed settings train as the given ones do without techniques, to 1e-5 of the loss."""
     techniques = list(techniques)
     # Running statistics see each micro-batch by itself: losses were up to 0.49 apart in 20 steps on a small ResNet.
     statistics = any(getattr(part, "running_mean", None) is not None for part in model.module.modules())
     return (
         all(technique.exact for technique in techniques)
-        and (changed.optimizer, changed.max_grad_norm) == (given.optimizer, given.max_grad_norm)
+        and (changed.optimizer, changed.max_grad_norm) == (asked.optimizer, asked.max_grad_norm)
         and not (statistics and any(technique.micro_batch is not None for technique in techniques))
     )
 

@@ -67,9 +67,9 @@ def copy_shallow(module: nn.Module) -> nn.Module:
 def find_depth(module: nn.Module, ends: int = ENDS) -> int | None:
     """Count the layers of the module's one stack; None unless it has one stack, of equal layers, that is deep enough
     for extrapolation to save time."""
-    found = find_layer_lists(module)
-    if len(found) != 1:
+    stacks = find_layer_lists(module)
+    if len(stacks) != 1:
         return None
-    layers = list(found[0].children())
-    shapes = {tuple((name, tuple(each.shape)) for name, each in layer.named_parameters()) for layer in layers}
+    layers = list(stacks[0].children())
+    shapes = {tuple((name, tuple(parameter.shape)) for name, parameter in layer.named_parameters()) for layer in layers}
     return len(layers) if len(shapes) == 1 and len(layers) > max(simulated_depths(ends)) + 1 else None

@@ -122,14 +122,14 @@ def _measure_rates(device: torch.device, name: str, cache: Cache) -> DeviceRates
     share = measure_share()
     kernels = list_kernels(device)
     if device.type == "cuda":
-        curves = {each: measure_curve(device, kernel) for each, kernel in kernels.items()}
+        curves = {label: measure_curve(device, kernel) for label, kernel in kernels.items()}
         host = measure_rates(torch.device("cpu"), cache)
     else:
         with limit_threads(1):
-            curves = {each: measure_curve(device, kernel) for each, kernel in kernels.items()}
+            curves = {label: measure_curve(device, kernel) for label, kernel in kernels.items()}
         # The second look tells whether the machine was busy in between.
         share, host = min(share, measure_share()), None
-        curves = {each: spread_over_threads(kernels[each], curve, share) for each, curve in curves.items()}
+        curves = {label: spread_over_threads(kernels[label], curve, share) for label, curve in curves.items()}
     products = {label: curves[label] for label in DTYPES if label in curves}
     kind: Literal["cpu", "cuda"] = "cuda" if device.type == "cuda" else "cpu"
     return DeviceRates(
@@ -177,26 +177,26 @@ def measure_curve(device: torch.device, kernel: TimedKernel) -> RateCurve:
     """
     clock = make_clock(device)
     amounts: list[float] = []
-    found: list[float] = []
+    fastest: list[float] = []
     yardsticks: list[float] = []
     yardstick = partial(torch.mm, *make_square(torch.float32, device, YARDSTICK_SIDE))
     for size in kernel.sizes:
         amount = kernel.amount(size)
-        if found and found[-1] * amount / amounts[-1] > LONGEST:
+        if fastest and fastest[-1] * amount / amounts[-1] > LONGEST:
             break
         try:
             work = partial(kernel.work, *kernel.make(size))
             work()
         except (RuntimeError, MemoryError):
-            if not found:
+            if not fastest:
                 raise
             break  # out of memory
         best, same = time_in_turns(work, yardstick, clock=clock)
         amounts.append(amount)
-        found.append(best)
+        fastest.append(best)
         yardsticks.append(same)
     least = min(yardsticks)
-    seconds = [best * least / same for best, same in zip(found, yardsticks, strict=True)]
+    seconds = [best * least / same for best, same in zip(fastest, yardsticks, strict=True)]
     # Timing is noisy, and more work never takes less time.
     return RateCurve(amounts=tuple(amounts), seconds=tuple(np.maximum.accumulate(seconds).tolist()))
 
@@ -225,7 +225,7 @@ def spread_over_threads(kernel: TimedKernel, alone: RateCurve, share: float) -> 
     if threads == 1:
         return alone
     if share < QUIET:
-        seconds = [each / threads if each > SERIAL else each for each in alone.seconds]
+        seconds = [one / threads if one > SERIAL else one for one in alone.seconds]
     else:
         works = (partial(kernel.work, *kernel.make(size)) for size in kernel.sizes[: len(alone.seconds)])
         timed = [time_in_turns(work, clock=time.perf_counter)[0] for work in works]

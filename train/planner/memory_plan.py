@@ -42,12 +42,12 @@ class PredictionJob:
         """Predict a step with these settings, without its timeline; None where only the step shows that the model does
         not support a proposed technique, as layerwise training of a decoder that reads an encoder."""
         try:
-            found = predict_per_device(self.model, training, self.length, self.rates, self.devices)
+            prediction = predict_per_device(self.model, training, self.length, self.rates, self.devices)
         except RecipeError:
             if training == self.plain:
                 raise
             return None
-        return replace(found, timeline=None)
+        return replace(prediction, timeline=None)
 
 
 @dataclass(frozen=True)
@@ -146,20 +146,20 @@ def plan_memory(
     combinations = list_combinations(model, training, device, devices)
     with steps.step("measure the device's speed") as step:
         rates = rates or measure_rates(device)
-        for each in combinations:  # before processes that predict keep the processor busy
-            measure_optimizer(each.training.components().optimizer, rates)
+        for combination in combinations:  # before processes that predict keep the processor busy
+            measure_optimizer(combination.training.components().optimizer, rates)
         step.note = rates.name
     if rates.is_busy:
         steps.warn(rates.explain_busy())
-    trainings = [each.training for each in combinations]
+    trainings = [combination.training for combination in combinations]
     with steps.step("simulate", len(combinations)) as step:
-        found: dict[int, MemoryPrediction] = {}
+        predictions: dict[int, MemoryPrediction] = {}
         job = PredictionJob(model, length, rates, devices, trainings[0])
         for index, prediction in map_parallel(job.predict, trainings, workers=workers):
             if prediction is not None:
-                found[index] = prediction
+                predictions[index] = prediction
             step.advance()
-        rows = [PlanRow(combinations[index], found[index], shared=not apart) for index in sorted(found)]
+        rows = [PlanRow(combinations[index], predictions[index], shared=not apart) for index in sorted(predictions)]
         step.note = f"{len(rows)} combinations of {format_count(model.parameters, billion='B')} parameters"
     chosen = choose_row(rows, memory, copy_timed=are_rates_of_device(rows[0], rates))
     largest = None
@@ -205,15 +205,15 @@ def find_largest_batch(
     batch of more than LARGEST_INPUT bytes is simulated.
     """
     training = chosen.combination.training
-    if any(technique.micro_batch is not None for technique in training.components().techniques.values()):
+    if training.components().micro_batch is not None:
         return None
 
     def predict_need(rows: int) -> int:
-        found = predict_per_device(model, training.model_copy(update={"batch_size": rows}), length, rates, devices)
-        return replace(chosen, prediction=found).need
+        prediction = predict_per_device(model, training.model_copy(update={"batch_size": rows}), length, rates, devices)
+        return replace(chosen, prediction=prediction).need
 
     limit = memory * (1 - HEADROOM)
-    row = sum(each.nbytes for each in model.objective().make_example(1, length).values())
+    row = sum(tensor.nbytes for tensor in model.objective().make_example(1, length).values())
     most = max(2 * training.batch_size, LARGEST_INPUT // row)
     good, bad = training.batch_size, 0
     known = {good: chosen.need}

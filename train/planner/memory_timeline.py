@@ -68,7 +68,7 @@ class AllocationLog:
     def start(self) -> None:
         """Drop the events so far: the timeline starts with what is allocated now. Before a run the weights may have
         been on another side than during it."""
-        self.events = [(index, each.size, 0) for index, each in enumerate(self.allocations) if each.size]
+        self.events = [(index, block.size, 0) for index, block in enumerate(self.allocations) if block.size]
 
     def assign(self, index: int, category: Category, side: Side | None = None) -> None:
         """Account a block to a category, and to a side, for its whole lifetime."""
@@ -81,7 +81,7 @@ class AllocationLog:
         indices, changes, places = table.T
         accounts = [(side, category) for side in SIDES for category in CATEGORIES]
         numbers = {account: number for number, account in enumerate(accounts)}
-        account = np.array([numbers[each.side, each.category] for each in self.allocations], np.int64)
+        account = np.array([numbers[block.side, block.category] for block in self.allocations], np.int64)
         return MemoryTimeline(account[indices], changes, places, tuple(self.positions))
 
 

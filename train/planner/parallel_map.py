@@ -71,9 +71,9 @@ def map_in_pool(
     try:
         futures = {pool.submit(work, items[index]): index for index in indices}
         for future in as_completed(futures):
-            found = future.result()
+            result = future.result()
             missing.remove(futures[future])
-            yield futures[future], found
+            yield futures[future], result
     except BrokenProcessPool:
         yield from ((index, work(items[index])) for index in missing)
     finally:

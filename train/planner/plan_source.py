@@ -39,12 +39,7 @@ def plan_source(
     source may execute code, and the recipe name code.
     Raises SourceError, RecipeError or UsageError for a wrong option.
     """
-    try:
-        size = parse_bytes(memory)
-    except ValueError as error:
-        raise UsageError(f"memory: {error}") from None
-    if device not in (None, "cpu", "cuda"):
-        raise UsageError(f"device {device!r} is not known; expected cpu or cuda")
+    size, here = parse_memory(memory), find_device(device)
     overrides = {"batch_size": batch, "task": task, "builder": builder}
     training = load_training(source, recipe, overrides, devices, trust=trust)
     model = open_meta_model(
@@ -55,8 +50,6 @@ def plan_source(
         inputs=training.inputs,
         trust=trust,
     )
-    here = torch.device("cuda" if torch.cuda.is_available() and device != "cpu" else "cpu")
-    apart = here.type == "cuda" if device is None else device == "cuda"
     most = model.task.planning_length
     asked = length or training.max_length or min(model.longest or most, most)
     if measure:
@@ -68,18 +61,33 @@ def plan_source(
             length=asked,
             memory=size,
             device=here,
-            apart=apart,
+            apart=(device or here.type) == "cuda",
             devices=devices,
             workers=cores(),
         )
+
+
+def parse_memory(memory: str) -> int:
+    """Parse a size as "8GiB" to bytes. Raises UsageError."""
+    try:
+        return parse_bytes(memory)
+    except ValueError as error:
+        raise UsageError(f"memory: {error}") from None
+
+
+def find_device(name: str | None) -> torch.device:
+    """Find the device whose speed counts in a plan for a kind of device, None for any. Raises UsageError."""
+    if name not in (None, "cpu", "cuda"):
+        raise UsageError(f"device {name!r} is not known; expected cpu or cuda")
+    return torch.device("cuda" if torch.cuda.is_available() and name != "cpu" else "cpu")
 
 
 def load_training(
     source: Path, recipe: Path | None, overrides: Mapping[str, Any], devices: int, *, trust: bool
 ) -> TrainingRecipe:
     """Load the settings of training that are planned for. overrides: of the recipe; None leaves it as it is."""
-    given = {key: value for key, value in overrides.items() if value is not None}
-    training = TrainingRecipe.load(recipe, trust=trust, source=str(source), data={"train": "."}, **given)
+    options = {key: value for key, value in overrides.items() if value is not None}
+    training = TrainingRecipe.load(recipe, trust=trust, source=str(source), data={"train": "."}, **options)
     if devices > 1 and training.mesh == Mesh():
         return training.model_copy(update={"mesh": Mesh(shard=None)})
     return training

@@ -72,7 +72,7 @@ def summarize_plan(plan: MemoryPlan) -> dict[str, Any]:
 
 def summarize_row(row: PlanRow, plan: MemoryPlan) -> dict[str, Any]:
     """Summarize a row of the plan as JSON-ready values."""
-    training, found = row.combination.training, row.prediction
+    training, prediction = row.combination.training, row.prediction
     return {
         "name": row.combination.name,
         "techniques": [named.to_yaml_value() for named in training.techniques],
@@ -84,12 +84,12 @@ def summarize_row(row: PlanRow, plan: MemoryPlan) -> dict[str, Any]:
         "caution": row.caution,
         "fits": row.fits(plan.memory),
         "need": row.need,
-        "peak": found.peak,
-        "host": found.host,
-        "reduction": plan.plain.prediction.peak / found.peak,
-        "total_reduction": plan.plain.prediction.total / found.total,
-        "at_peak": dict(found.at_peak),
-        "phases": {phase: dict(part) for phase, part in found.phases.items()},
-        "seconds": found.seconds,
-        "flops": found.cost.flops,
+        "peak": prediction.peak,
+        "host": prediction.host,
+        "reduction": plan.plain.prediction.peak / prediction.peak,
+        "total_reduction": plan.plain.prediction.total / prediction.total,
+        "at_peak": dict(prediction.at_peak),
+        "phases": {phase: dict(part) for phase, part in prediction.phases.items()},
+        "seconds": prediction.seconds,
+        "flops": prediction.cost.flops,
     }

@@ -133,10 +133,9 @@ def simulate_step(
 ) -> tuple[MemoryTimeline, StepCost]:
     """Simulate one step of the module, which may be a shallow copy of the model's, for its memory timeline and cost."""
     rows, times = ceil(training.batch_size / ranks.world), 1.0
-    micro = next((each.micro_batch for each in parts.techniques.values() if each.micro_batch is not None), None)
-    if micro is not None and rows > MICRO * micro:
-        times = rows / (MICRO * micro)
-        rows = MICRO * micro
+    if parts.micro_batch is not None and rows > MICRO * parts.micro_batch:
+        times = rows / (MICRO * parts.micro_batch)
+        rows = MICRO * parts.micro_batch
 
     states: list[TrainState] = []
 
@@ -155,8 +154,8 @@ def simulate_step(
     meter = CostMeter(rates)
     timeline = simulate(prepare, meter=meter, clip=training.max_grad_norm)
     cost = cost_optimizer(states[0], parts, meter.phases.pop(STEPPING, StepCost()), rates)
-    for phase, each in meter.phases.items():
-        cost = cost.plus(each, times if phase in ("forward", "backward") else 1.0)
+    for phase, part in meter.phases.items():
+        cost = cost.plus(part, times if phase in ("forward", "backward") else 1.0)
     return timeline, cost
 
 

@@ -9,7 +9,6 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -277,7 +276,7 @@ def skip_values(state: TrainState, batch: Batch) -> tuple[TrainState, Batch]:
     may train afterwards, and is left as it was."""
     objective = copy.copy(state.objective)
     objective.count_terms = lambda batch: 1  # type: ignore[method-assign]
-    state.settings = replace(state.settings, objective=objective)
+    state.objective = objective
     if state.scaler.is_enabled():
         state.scaler._maybe_opt_step = lambda optimizer, _, *args, **kwargs: optimizer.step(*args, **kwargs)  # type: ignore[method-assign]
     return state, batch

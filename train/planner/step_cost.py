@@ -105,7 +105,7 @@ def count_flops(func: Any, args: Any, kwargs: Any, out: Any) -> float:
     if packet in flop_registry:
         return float(flop_registry[packet](*args, **kwargs, out_val=out))
     # The CPU's kernels of attention, which torch's registry of FLOP formulas lacks.
-    first = [each for each in find_tensors(args) if each.dim() == 4]
+    first = [tensor for tensor in find_tensors(args) if tensor.dim() == 4]
     backward = "backward" in str(packet)
     query, key = (first[1], first[2]) if backward else (first[0], first[1])
     batch, heads, rows, width = query.shape
@@ -120,13 +120,13 @@ def find_tensors(value: Any) -> list[Tensor]:
         value = value.values()
     elif not isinstance(value, (tuple, list)):
         return []
-    found: list[Tensor] = []
-    for each in value:
-        if isinstance(each, Tensor):
-            found.append(each)
-        elif isinstance(each, (tuple, list, dict)):
-            found += find_tensors(each)
-    return found
+    tensors: list[Tensor] = []
+    for item in value:
+        if isinstance(item, Tensor):
+            tensors.append(item)
+        elif isinstance(item, (tuple, list, dict)):
+            tensors += find_tensors(item)
+    return tensors
 
 
 def count_bytes(values: list[Tensor]) -> int:

@@ -185,22 +185,22 @@ class Snapshots:
 
     def _check(self, manifest: SnapshotManifest, shards: Mapping[str, TensorShard], values: Mapping[str, Any]) -> None:
         """Raise SourceError, on all ranks alike, unless the snapshot has the names, shapes and dtypes of the state."""
-        own = {name: (str(shard.tensor.dtype), tuple(shard.shape)) for name, shard in shards.items()}
-        wanted: dict[str, Any] = dict.fromkeys(values)
-        for each in self._gather(own):
-            wanted |= each
-        found: dict[str, Any] = {name: (each.dtype, each.shape) for name, each in manifest.tensors.items()}
-        found |= dict.fromkeys(manifest.values)
+        shapes = {name: (str(shard.tensor.dtype), tuple(shard.shape)) for name, shard in shards.items()}
+        expected: dict[str, Any] = dict.fromkeys(values)
+        for others in self._gather(shapes):
+            expected |= others
+        saved: dict[str, Any] = {name: (entry.dtype, entry.shape) for name, entry in manifest.tensors.items()}
+        saved |= dict.fromkeys(manifest.values)
         misfits = [
-            f"{name} is {format_spec(found[name])}, expected {format_spec(wanted[name])}"
-            for name in wanted
-            if name in found and found[name] != wanted[name]
+            f"{name} is {format_spec(saved[name])}, expected {format_spec(expected[name])}"
+            for name in expected
+            if name in saved and saved[name] != expected[name]
         ]
         faults = [
             f"{len(names)} {what} ({', '.join(names[:SHOWN])}{', ...' if len(names) > SHOWN else ''})"
             for what, names in (
-                ("missing", [name for name in wanted if name not in found]),
-                ("unexpected", [name for name in found if name not in wanted]),
+                ("missing", [name for name in expected if name not in saved]),
+                ("unexpected", [name for name in saved if name not in expected]),
                 ("of another shape or dtype", misfits),
             )
             if names
@@ -243,6 +243,6 @@ def is_under(path: str, paths: Collection[str]) -> bool:
     return any(".".join(names[: stop + 1]) in paths for stop in range(len(names)))
 
 
-def format_spec(found: tuple[str, tuple[int, ...]] | None) -> str:
+def format_spec(spec: tuple[str, tuple[int, ...]] | None) -> str:
     """Format a dtype and a shape, as in `float32 [2, 3]`."""
-    return "a plain value" if found is None else f"{found[0].removeprefix('torch.')} {list(found[1])}"
+    return "a plain value" if spec is None else f"{spec[0].removeprefix('torch.')} {list(spec[1])}"

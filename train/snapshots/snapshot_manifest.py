@@ -78,8 +78,8 @@ class SnapshotManifest(BaseModel):
 
 def list_steps(folder: Path) -> list[int]:
     """List the steps that have a manifest, the newest first."""
-    found = (MANIFEST_NAME.fullmatch(path.name) for path in folder.iterdir())
-    return sorted((int(match[1]) for match in found if match), reverse=True)
+    matches = (MANIFEST_NAME.fullmatch(path.name) for path in folder.iterdir())
+    return sorted((int(match[1]) for match in matches if match), reverse=True)
 
 
 def manifest_path(folder: Path, step: int) -> Path:

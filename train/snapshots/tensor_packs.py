@@ -123,26 +123,26 @@ class PackWriter(UnchangedPlans, StorageWriter):
         new.clear()
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        written = {result.index: result for each in results for result in each}
+        written = {result.index: result for ranks in results for result in ranks}
         places: dict[str, str] = dict(result.storage_data for result in written.values())
         sizes = {result.storage_data[1]: result.size_in_bytes for result in written.values()}
         manifest = SnapshotManifest(
             step=self.step,
             tensors={
                 fqn: TensorEntry(
-                    dtype=str(each.properties.dtype),
-                    shape=each.size,
+                    dtype=str(tensor.properties.dtype),
+                    shape=tensor.size,
                     pieces=tuple(
                         TensorChunk(
                             offset=chunk.offsets,
                             shape=chunk.sizes,
                             key=written[MetadataIndex(fqn, chunk.offsets)].storage_data[0],
                         )
-                        for chunk in each.chunks
+                        for chunk in tensor.chunks
                     ),
                 )
-                for fqn, each in metadata.state_dict_metadata.items()
-                if isinstance(each, TensorStorageMetadata)
+                for fqn, tensor in metadata.state_dict_metadata.items()
+                if isinstance(tensor, TensorStorageMetadata)
             },
             packs={
                 name: PackEntry(size=sizes[name], keys=tuple(sorted(key for key in places if places[key] == name)))
@@ -167,11 +167,11 @@ class PackReader(UnchangedPlans, StorageReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         tensors = {
             name: TensorStorageMetadata(
-                TensorProperties(dtype=getattr(torch, each.dtype.removeprefix("torch."))),
-                torch.Size(each.shape),
-                [ChunkStorageMetadata(torch.Size(piece.offset), torch.Size(piece.shape)) for piece in each.pieces],
+                TensorProperties(dtype=getattr(torch, entry.dtype.removeprefix("torch."))),
+                torch.Size(entry.shape),
+                [ChunkStorageMetadata(torch.Size(piece.offset), torch.Size(piece.shape)) for piece in entry.pieces],
             )
-            for name, each in self.manifest.tensors.items()
+            for name, entry in self.manifest.tensors.items()
         }
         return Metadata(dict(tensors))
 
@@ -179,13 +179,13 @@ class PackReader(UnchangedPlans, StorageReader):
         pack_names = self.manifest.pack_names
         keys = {
             MetadataIndex(name, piece.offset): piece.key
-            for name, each in self.manifest.tensors.items()
-            for piece in each.pieces
+            for name, entry in self.manifest.tensors.items()
+            for piece in entry.pieces
         }
-        wanted: dict[str, list[ReadItem]] = {}
+        by_pack: dict[str, list[ReadItem]] = {}
         for item in plan.items:
-            wanted.setdefault(pack_names[keys[item.storage_index]], []).append(item)
-        for name, items in sorted(wanted.items()):
+            by_pack.setdefault(pack_names[keys[item.storage_index]], []).append(item)
+        for name, items in sorted(by_pack.items()):
             with open_pack(self.folder / PACKS / name) as read:
                 for item in items:
                     window = tuple(slice(a, a + n) for a, n in zip(item.storage_offsets, item.lengths, strict=True))

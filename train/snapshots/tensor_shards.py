@@ -63,7 +63,7 @@ def split_state(state: Mapping[str, Any]) -> tuple[dict[str, TensorShard], dict[
     values: dict[str, Any] = {}
     for path, node, key in iterate_leaves(state):
         value = node[key]
-        found = dict(iterate_shards(path, value)) if isinstance(value, Tensor) else {}
+        parts = dict(iterate_shards(path, value)) if isinstance(value, Tensor) else {}
         if not isinstance(value, Tensor):
             for name, odd in find_unsupported(path, value):
                 raise UsageError(
@@ -71,9 +71,9 @@ def split_state(state: Mapping[str, Any]) -> tuple[dict[str, TensorShard], dict[
                     f"unchanged: numbers, text, lists, mappings with names as keys"
                 )
             values[path] = value
-        if twice := [name for name in found or (path,) if name in shards] or (found.keys() & values.keys()):
+        if twice := [name for name in parts or (path,) if name in shards] or (parts.keys() & values.keys()):
             raise UsageError(f"the state holds two things called {min(twice)!r}. Rename one of them")
-        shards.update(found)
+        shards.update(parts)
     return shards, values
 
 
@@ -98,26 +98,26 @@ def is_branch(value: Any) -> bool:
     """Return whether a value contains tensors, or integer keys, as the state of an optimizer has them."""
     if isinstance(value, Mapping):
         numbered = not all(isinstance(key, str) for key in value)
-        return numbered or any(isinstance(each, Tensor) or is_branch(each) for each in value.values())
-    return isinstance(value, list) and any(isinstance(each, Tensor) or is_branch(each) for each in value)
+        return numbered or any(isinstance(item, Tensor) or is_branch(item) for item in value.values())
+    return isinstance(value, list) and any(isinstance(item, Tensor) or is_branch(item) for item in value)
 
 
 def find_unsupported(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the path and value of everything that JSON does not restore as it was, apart from tuples."""
     if isinstance(value, (dict, list, tuple)):
-        for key, each in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from find_unsupported(f"{path}.{key}", each)
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from find_unsupported(f"{path}.{key}", item)
     elif not (value is None or isinstance(value, (bool, int, float, str))):
         yield path, value
 
 
-def restore_tuples(saved: Any, given: Any) -> Any:
+def restore_tuples(saved: Any, like: Any) -> Any:
     """Restore a value from JSON, with tuples where `like` has them."""
-    if isinstance(saved, list) and isinstance(given, (list, tuple)):
-        items = [restore_tuples(*pair) for pair in zip_longest(saved, given[: len(saved)])]
-        return tuple(items) if isinstance(given, tuple) else items
-    if isinstance(saved, dict) and isinstance(given, Mapping):
-        return {key: restore_tuples(value, given.get(key)) for key, value in saved.items()}
+    if isinstance(saved, list) and isinstance(like, (list, tuple)):
+        items = [restore_tuples(*pair) for pair in zip_longest(saved, like[: len(saved)])]
+        return tuple(items) if isinstance(like, tuple) else items
+    if isinstance(saved, dict) and isinstance(like, Mapping):
+        return {key: restore_tuples(value, like.get(key)) for key, value in saved.items()}
     return saved
 
 

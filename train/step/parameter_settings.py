@@ -33,11 +33,11 @@ def freeze_parameters(module: nn.Module, patterns: Sequence[str]) -> list[nn.Par
     named = dict(module.named_parameters())
     frozen: dict[str, nn.Parameter] = {}
     for pattern in patterns:
-        found = {name: parameter for name, parameter in named.items() if is_match(name, pattern)}
-        if not found:
+        matches = {name: parameter for name, parameter in named.items() if is_match(name, pattern)}
+        if not matches:
             parts = {part for name in named for part in name.split(".")[:-1] if not part.isdecimal()}
             raise RecipeError(f"freeze: no parameter matches {pattern!r}. {did_you_mean(pattern, parts)}")
-        frozen |= found
+        frozen |= matches
     for parameter in frozen.values():
         parameter.requires_grad_(False)
     if frozen and not any(parameter.requires_grad for parameter in named.values()):

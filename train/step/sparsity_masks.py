@@ -16,11 +16,11 @@ from train.step.train_state import StepCallback, StepCallbackFactory, TrainState
 
 def has_property(history: Sequence[Record], name: str) -> bool:
     """Return whether a stage of a checkpoint's history makes a property, as "zeros", and no later one breaks it."""
-    found = False
+    has_it = False
     for record in history:
         stage: Any = registry.resolve("stage", record.stage)
-        found = name in getattr(stage, "makes", ()) or (found and name not in getattr(stage, "breaks", ()))
-    return found
+        has_it = name in getattr(stage, "makes", ()) or (has_it and name not in getattr(stage, "breaks", ()))
+    return has_it
 
 
 def keep_zeros(checkpoint: Checkpoint, techniques: Mapping[str, Technique]) -> tuple[StepCallbackFactory, ...]:

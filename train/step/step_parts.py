@@ -13,7 +13,7 @@ from train.offload.weight_provider import ResidentWeights, WeightProvider
 from train.optimizers.optimizer import Groups
 from train.step.objective import LossModule, Objective
 from train.step.parallel_strategy import ParallelStrategy
-from train.step.train_state import StepSettings, TrainState
+from train.step.train_state import TrainState
 from train.step.trained_modules import TrainedModules
 
 OptimizerFactory = Callable[[Groups], Optimizer]
@@ -104,8 +104,14 @@ class StepParts:
         loss_module: nn.Module = LossModule(self.module, self.objective)
         for wrap in self._wrappers:
             loss_module = wrap(loss_module)
-        settings = StepSettings(
-            self.objective, self.device, self.host, self._micro_batch_rows, tuple(self._forward_contexts)
+        return TrainState(
+            self.objective,
+            self.host,
+            self._micro_batch_rows,
+            tuple(self._forward_contexts),
+            self.modules,
+            loss_module,
+            self._make_optimizer(self.modules.parameter_groups(self._group_parameters)),
+            self._scaler,
+            self._strategy,
         )
-        optimizer = self._make_optimizer(self.modules.parameter_groups(self._group_parameters))
-        return TrainState(settings, self.modules, loss_module, optimizer, self._scaler, self._strategy)

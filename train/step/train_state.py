@@ -25,31 +25,21 @@ def ignore_phase(name: str) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-@dataclass(frozen=True, eq=False)
-class StepSettings:
-    """What stays the same over all steps.
-
-    device: where the model computes. host: copies tensors between it and the host. micro_batch_rows: rows of a
-    micro-batch; None takes a batch as a whole. forward_contexts: entered, in order, before every forward pass.
-    """
-
-    objective: Objective
-    device: torch.device
-    host: HostMemory
-    micro_batch_rows: int | None
-    forward_contexts: tuple[Callable[[], AbstractContextManager[Any]], ...]
-
-
 @dataclass(eq=False)
 class TrainState:
     """A model in training, with its optimizer.
 
-    loss_module: the model and its objective, wrapped for compilation and data parallelism. scaler: of the loss, for
-    FP16; a disabled one passes everything through. scheduler: of the learning rate; set before the first step of a
-    training loop. gradient_norm: of the last step's gradient before it was clipped; None without clipping.
+    host: copies tensors between the device and it. micro_batch_rows: rows of a micro-batch; None takes a batch as a
+    whole. forward_contexts: entered, in order, before every forward pass. loss_module: the model and its objective,
+    wrapped for compilation and data parallelism. scaler: of the loss, for FP16; a disabled one passes everything
+    through. scheduler: of the learning rate; set before the first step of a training loop. gradient_norm: of the last
+    step's gradient before it was clipped; None without clipping.
     """
 
-    settings: StepSettings
+    objective: Objective
+    host: HostMemory
+    micro_batch_rows: int | None
+    forward_contexts: tuple[Callable[[], AbstractContextManager[Any]], ...]
     modules: TrainedModules
     loss_module: nn.Module
     optimizer: Optimizer
@@ -65,20 +55,15 @@ class TrainState:
         return self.modules.model
 
     @property
-    def objective(self) -> Objective:
-        """What the model is trained for."""
-        return self.settings.objective
-
-    @property
     def device(self) -> torch.device:
         """Where the model computes."""
-        return self.settings.device
+        return self.modules.device
 
     @contextmanager
     def forward_context(self) -> Iterator[None]:
         """Enter the contexts of a forward pass: autocast, offloading of activations and the like."""
         with ExitStack() as stack:
-            for context in self.settings.forward_contexts:
+            for context in self.forward_contexts:
                 stack.enter_context(context())
             yield
 
@@ -102,7 +87,7 @@ class TrainState:
 
     def split(self, batch: Batch) -> list[Batch]:
         """Split a batch into micro-batches; some have no rows, where this rank has fewer than another."""
-        parts = self.objective.split(batch, self.settings.micro_batch_rows)
+        parts = self.objective.split(batch, self.micro_batch_rows)
         empty = {name: tensor[:0] if tensor.ndim else tensor for name, tensor in parts[0].items()}
         return parts + [empty] * (self.strategy.micro_batches - len(parts))
 

@@ -53,10 +53,10 @@ class TrainedModules:
 
     def weights(self) -> dict[str, Tensor]:
         """Return the parameters and buffers by name: the model's, and those of further modules under their prefixes."""
-        found = dict(self.model.state_dict())
+        weights = dict(self.model.state_dict())
         for prefix, module in self._extra.items():
-            found |= {f"{prefix}.{name}": value for name, value in module.state_dict().items()}
-        return found
+            weights |= {f"{prefix}.{name}": value for name, value in module.state_dict().items()}
+        return weights
 
     def restore(self) -> nn.Module:
         """Undo every change, and return the model with its trained weights."""
