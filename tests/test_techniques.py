@@ -269,7 +269,7 @@ def test_offload_leaves_weights_alone_and_sends_a_storage_away_once():
     state = make_state(module, objective, find("activation-offload", {"min_bytes": 1}))
     sent: list[Tensor] = []
     put = state.host.copy_to_host
-    state.host.copy_to_host = lambda tensor, into=None: (sent.append(tensor), put(tensor, into))[1]
+    state.host.copy_to_host = lambda tensor: (sent.append(tensor), put(tensor))[1]
     with state.forward_context():
         loss = state.loss_module(batch)
     weights = {one.untyped_storage().data_ptr() for one in module.parameters()}

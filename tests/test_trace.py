@@ -39,12 +39,12 @@ def events(folder):
 
 
 def test_a_profile_is_a_trace_of_a_few_steps_with_their_phases_and_a_table(tmp_path):
-    profile = Profile(tmp_path / "profile", CPU, active=2)
+    profile = Profile(tmp_path / "profile", CPU)
     train(6, profile.phase, profile)
     assert profile.files == [tmp_path / "profile" / TRACE, tmp_path / "profile" / TABLE]
     names = events(tmp_path / "profile")
-    assert [names.count(phase) for phase in ("forward", "backward", "optimizer")] == [2, 2, 2]
-    assert names.count("aten::addmm") == 2
+    assert [names.count(phase) for phase in ("forward", "backward", "optimizer")] == [3, 3, 3]
+    assert names.count("aten::addmm") == 3
     table = (tmp_path / "profile" / TABLE).read_text()
     assert "aten::addmm" in table
     assert "Self CPU time total" in table
@@ -69,19 +69,13 @@ def test_the_profiler_does_not_talk(tmp_path):
 
 
 def test_a_run_that_ends_early_is_recorded_as_far_as_it_came_or_leaves_nothing(tmp_path):
-    profile = Profile(tmp_path, CPU, active=50)
+    profile = Profile(tmp_path, CPU)
     train(4, profile.phase, profile)
     assert events(tmp_path).count("forward") == 2
-    profile = Profile(tmp_path / "none", CPU, wait=10)
-    train(2, profile.phase, profile)
+    profile = Profile(tmp_path / "none", CPU)
+    train(1, profile.phase, profile)
     assert profile.files == []
     assert not (tmp_path / "none").exists() or not list((tmp_path / "none").iterdir())
-
-
-@pytest.mark.parametrize("plan", [{"wait": -1}, {"warmup": 0}, {"active": 0}])
-def test_a_profile_of_nothing_is_refused(tmp_path, plan):
-    with pytest.raises(UsageError, match="expected wait >= 0, warmup >= 1 and active >= 1"):
-        Profile(tmp_path, CPU, **plan)
 
 
 def test_several_spans_are_left_in_the_reverse_order_and_let_an_error_through():
@@ -107,7 +101,7 @@ def test_several_spans_are_left_in_the_reverse_order_and_let_an_error_through():
 
 
 def test_profile_and_flop_count_go_together(tmp_path):
-    profile, flops = Profile(tmp_path, CPU, active=1), Flops(Peak(1e9, "FP32", "made up"))
+    profile, flops = Profile(tmp_path, CPU), Flops(Peak(1e9, "FP32", "made up"))
     train(4, chain_phases(nvtx_phase(CPU), flops.phase), profile)
     assert flops.utilization(8, 1.0) == pytest.approx(3 * 2 * 8 * 16 * 4 / 1e9)
     assert events(tmp_path).count("backward") == 1
@@ -129,6 +123,6 @@ def test_a_memory_snapshot_is_written_when_the_run_ends(tmp_path):
 @pytest.mark.gpu
 def test_a_profile_of_a_cuda_run_has_its_kernels(tmp_path):
     device = torch.device("cuda")
-    profile = Profile(tmp_path, device, active=1)
+    profile = Profile(tmp_path, device)
     train(4, chain_phases(nvtx_phase(device), profile.phase), profile, device)
     assert "gemm" in " ".join(str(name) for name in events(tmp_path)).lower()

@@ -15,6 +15,8 @@ from train.step.train_state import PhaseContext
 
 TRACE, TABLE = "trace.json.gz", "profile.txt"
 """The timeline for chrome://tracing or ui.perfetto.dev, and a table of the most expensive operators."""
+RECORDED = 3
+"""Steps that are recorded, after one that is skipped and one in which the profiler warms up."""
 SILENT = "99"
 """A log level above all messages of the profiler, which else logs its start and stop to standard error."""
 SNAPSHOT = "memory.pickle"
@@ -47,21 +49,14 @@ def nvtx_phase(device: torch.device) -> PhaseContext:
 class Profile(RunLog):
     """Profiles a few steps with torch.profiler, and writes TRACE and TABLE into a folder.
 
-    It is an observer of steps, and its `phase` marks their phases. The profiler records after `wait` steps and `warmup`
-    more; the recording of a run that ends early is written as far as it came.
+    Its `phase` marks the phases of steps. The recording of a run that ends early is written as far as it came.
     """
 
-    def __init__(self, folder: Path, device: torch.device, *, wait: int = 1, warmup: int = 1, active: int = 3) -> None:
-        """wait: steps to skip. warmup: steps for the profiler to warm up. active: steps that are recorded."""
-        if wait < 0 or min(warmup, active) < 1:
-            raise UsageError(
-                f"a profile cannot be of {active} steps after {wait} and {warmup} of warm-up; expected wait >= 0, "
-                f"warmup >= 1 and active >= 1"
-            )
+    def __init__(self, folder: Path, device: torch.device) -> None:
         self._folder, self._device = folder, device
         self.files: list[Path] = []
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
-        plan = schedule(wait=wait, warmup=warmup, active=active, repeat=1)
+        plan = schedule(wait=1, warmup=1, active=RECORDED, repeat=1)
         os.environ.setdefault("KINETO_LOG_LEVEL", SILENT)
         self._profiler = profile(activities=activities, schedule=plan, on_trace_ready=self._write)
         self._profiler.start()

@@ -23,51 +23,33 @@ class BatchSampler:
         seed: int,
         rank: int = 0,
         world: int = 1,
-        drop_last: bool = False,
         lengths: Sequence[int] | None = None,
-        window: int = WINDOW,
     ) -> None:
-        """count: rows of the dataset. rows: of a batch, all ranks together. drop_last: leave out the rows of an epoch
-        that do not fill a batch; which ones changes from epoch to epoch.
+        """count: rows of the dataset. rows: of a batch, all ranks together. lengths: of each row. Where they are given,
+        rows of similar length are batched together, which saves padding: each WINDOW batches of the shuffled rows are
+        sorted by length, and the batches are shuffled again. Rows that fill no batch are any rows, and not the longest.
 
-        lengths: of each row. Where they are given, rows of similar length are batched together, which saves padding:
-        each `window` batches of the shuffled rows are sorted by length, and the batches are shuffled again. Rows that
-        fill no batch are any rows, and not the longest.
-        Raises DataError where there is no row, or none is left; RecipeError for a batch smaller than the ranks.
+        Raises DataError where there is no row; RecipeError for a batch smaller than the ranks.
         """
         if count < 1:
             raise DataError("there are no rows to train with. Give a file that has some")
-        if rows < world or not 0 <= rank < world or window < 1:
+        if rows < world or not 0 <= rank < world:
             raise RecipeError(
                 f"a batch of {rows} rows cannot be shared by {world} ranks. Give each rank a row at least"
             )
-        if drop_last and count < rows:
-            raise DataError(
-                f"{count} rows do not fill one batch of {rows}, and what does not fill a batch is dropped. "
-                f"Make the batch smaller, or keep the last one"
-            )
-        self.rows = rows
-        self.steps = count // rows if drop_last else -(-count // rows)
-        self._count, self._seed, self._rank, self._world, self._window = count, seed, rank, world, window
+        self.rows, self.steps = rows, -(-count // rows)
+        self._count, self._seed, self._rank, self._world = count, seed, rank, world
         self._lengths = None if lengths is None else np.asarray(lengths)
         # Two epochs, since workers are ahead of the loop at the end of one.
         self._shuffled = lru_cache(2)(self._shuffle)
-
-    def epoch(self, step: int) -> int:
-        """Return the epoch that a step belongs to, from 0."""
-        return step // self.steps
-
-    def global_batch(self, step: int) -> list[int]:
-        """Return the rows of a step on all ranks together."""
-        start = step % self.steps * self.rows
-        return [int(row) for row in self._shuffled(self.epoch(step))[start : start + self.rows]]
 
     def batch(self, step: int) -> list[int]:
         """Return the rows of a step on this rank. Ranks differ by one row at most.
 
         There are none where the last batch of an epoch has fewer rows than there are ranks.
         """
-        rows = self.global_batch(step)
+        epoch, number = divmod(step, self.steps)
+        rows: list[int] = self._shuffled(epoch)[number * self.rows : (number + 1) * self.rows].tolist()
         start, stop = (len(rows) * rank // self._world for rank in (self._rank, self._rank + 1))
         return rows[start:stop]
 
@@ -77,7 +59,7 @@ class BatchSampler:
         rows = rng.permutation(self._count)
         if self._lengths is None:
             return rows
-        size, full = self._window * self.rows, self._count // self.rows
+        size, full = WINDOW * self.rows, self._count // self.rows
         filling, rest = rows[: full * self.rows], rows[full * self.rows :]
         for start in range(0, len(filling), size):
             part = filling[start : start + size]

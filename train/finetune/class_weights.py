@@ -17,7 +17,7 @@ def compute_class_weights(
     """Compute the weight of each class by its number, scaled so that their mean over the rows of the dataset is 1; None
     where none are set.
 
-    setting: "balanced" weighs a class by the inverse of its share of the rows; or weights by class, 1 for a class that is
+    setting: "balanced" weighs a class by the inverse of its share of the rows; or weights by class, 1 for one that is
     left out. Raises RecipeError for a class that there is not, and for labels that are no single classes.
     """
     if setting is None:

@@ -31,20 +31,17 @@ class HostMemory:
             pinned = self._stream is not None
             return torch.empty(tensor.shape, dtype=dtype or tensor.dtype, device="cpu", pin_memory=pinned)
 
-    def copy_to_host(self, tensor: Tensor, into: Tensor | None = None) -> Tensor:
-        """Copy a tensor to the host, into `into` if given.
-
-        It may be read on the host after `synchronize`, and passed to `copy_to_device` at once.
-        """
-        into = self.empty_like(tensor) if into is None else into
+    def copy_to_host(self, tensor: Tensor) -> Tensor:
+        """Copy a tensor to the host; it may be read after `synchronize`, and passed to `copy_to_device` at once."""
+        copied = self.empty_like(tensor)
         if self._stream is None:
             with account_as("host", copying=True):
-                return into.copy_(tensor)
+                return copied.copy_(tensor)
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._stream):
-            into.copy_(tensor, non_blocking=True)
+            copied.copy_(tensor, non_blocking=True)
             tensor.record_stream(self._stream)
-        return into
+        return copied
 
     def copy_to_device(
         self, tensor: Tensor, *, dtype: torch.dtype | None = None, category: Category | None = None

@@ -297,14 +297,14 @@ def open_fake_process_group(world: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def fakify(module: nn.Module, device: torch.device | None = None) -> nn.Module:
-    """Replace parameters and buffers of a module, which may be on the meta device, by fake tensors on `device` (by
-    default the CPU), in place. Call it in `make_fake_mode`, as within `simulate`."""
+def fakify(module: nn.Module) -> nn.Module:
+    """Replace parameters and buffers of a module, which may be on the meta device, by fake tensors on the CPU, in
+    place. Call it in `make_fake_mode`, as within `simulate`."""
     made: dict[int, Tensor] = {}
 
     def make_fake(tensor: Tensor) -> Tensor:
         if id(tensor) not in made:
-            fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device or "cpu")
+            fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
             trained = isinstance(tensor, nn.Parameter)
             made[id(tensor)] = nn.Parameter(fake, requires_grad=tensor.requires_grad) if trained else fake
         return made[id(tensor)]

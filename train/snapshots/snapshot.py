@@ -13,7 +13,6 @@ from typing import Any, Self
 import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from laconic.errors import SourceError, TrainingFailure, UsageError
 from train.snapshots.snapshot_manifest import (
@@ -54,14 +53,14 @@ class Snapshots:
         self.folder = folder
         self.keep = keep
         self._damaged: set[int] = set()
-        self._keys: dict[MetadataIndex, str] = {}
+
         self._group = dist.new_group(backend="gloo") if dist.is_available() and dist.is_initialized() else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
         self._writing: Future[None] | None = None
         # torch warns at each save of a single process. Warning filters are global, so it is not set in the thread.
         warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
 
-    def save(self, step: int, state: Mapping[str, Any], *, wait: bool = False, frozen: Collection[str] = ()) -> None:
+    def save(self, step: int, state: Mapping[str, Any], *, wait: bool = False) -> None:
         """Copy the state to host memory, and write it in the background; tensors that are stored already are skipped.
 
         state: nested mappings and lists of tensors, DTensors and plain JSON values. Plain values, and tensors that are
@@ -79,9 +78,8 @@ class Snapshots:
             )
         shards, values = split_state(state)
         if not wait:
-            shards = {name: shard if is_under(name, frozen) else shard.copy() for name, shard in shards.items()}
+            shards = {name: shard.copy() for name, shard in shards.items()}
             values = deepcopy(values)
-        self._keys = {index: key for index, key in self._keys.items() if is_under(index.fqn, frozen)}
         self._writing = self._thread.submit(self._write, step, shards, values)
         del shards  # so that the background thread alone holds the copies
         if wait:
@@ -100,7 +98,6 @@ class Snapshots:
         Raises SourceError where none is intact, and for a snapshot of another model.
         """
         self._wait()
-        self._keys = {}
         shards, values = split_state(state)
         steps: list[int] = self._gather(sorted(self._read_intact(), reverse=True))[0]
         for step in steps:
@@ -143,7 +140,7 @@ class Snapshots:
 
     def _write(self, step: int, shards: dict[str, TensorShard], values: dict[str, Any]) -> None:
         known = self._read_intact()
-        writer = PackWriter(self.folder, step, values, known, self._keys)
+        writer = PackWriter(self.folder, step, values, known)
         try:
             state_dict_saver.save(shards, storage_writer=writer, planner=ShardSavePlanner(), process_group=self._group)
         except CheckpointException as error:
@@ -154,7 +151,7 @@ class Snapshots:
                 f"{f'That of step {max(known)} is kept' if known else 'There is none before it'}. "
                 f"Make room there, or give another folder"
             ) from error
-        self._keys = writer.keys
+
         self._damaged.discard(step)
         self._remove_unused(sorted(self._read_intact(), reverse=True)[: self.keep])
 
@@ -235,12 +232,6 @@ class Snapshots:
 def get_first_failure(error: CheckpointException) -> BaseException:
     """Return the exception of the first rank that failed."""
     return error.failures[min(error.failures)][0]
-
-
-def is_under(path: str, paths: Collection[str]) -> bool:
-    """Return whether a dotted path is one of `paths`, or below one."""
-    names = path.split(".")
-    return any(".".join(names[: stop + 1]) in paths for stop in range(len(names)))
 
 
 def format_spec(spec: tuple[str, tuple[int, ...]] | None) -> str:

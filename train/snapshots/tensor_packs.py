@@ -69,35 +69,20 @@ class UnchangedPlans:
 
 
 class PackWriter(UnchangedPlans, StorageWriter):
-    """Writes new tensors into packs, and the manifest when all ranks are done.
+    """Writes new tensors into packs, and the manifest when all ranks are done. known: manifests with packs to use."""
 
-    known: the manifests whose packs may be used. keys: digests of the tensors that did not change since the last write;
-    after the write, of all that this rank wrote.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        step: int,
-        values: dict[str, Any],
-        known: Mapping[int, SnapshotManifest],
-        keys: Mapping[MetadataIndex, str],
-    ) -> None:
-        self.folder = folder
-        self.keys = dict(keys)
-        self.step = step
-        self.values = values
+    def __init__(self, folder: Path, step: int, values: dict[str, Any], known: Mapping[int, SnapshotManifest]) -> None:
+        self.folder, self.step, self.values = folder, step, values
         self.sizes = {name: pack.size for manifest in known.values() for name, pack in manifest.packs.items()}
         self.pack_names = {key: name for manifest in known.values() for key, name in manifest.pack_names.items()}
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         new: dict[str, Tensor] = {}
+        keys: dict[MetadataIndex, str] = {}
         size = 0
         for item in sorted(plan.items, key=lambda item: (item.index.fqn, tuple(item.index.offset or ()))):
-            if self.keys.get(item.index) in self.pack_names:
-                continue
             tensor = to_host(planner.resolve_data(item))
-            self.keys[item.index] = key = hash_tensor(tensor)
+            keys[item.index] = key = hash_tensor(tensor)
             if key not in self.pack_names:
                 new[key] = tensor
                 size += tensor.nbytes
@@ -106,8 +91,7 @@ class PackWriter(UnchangedPlans, StorageWriter):
                 size = 0
         self._write_pack(new)
         done: Future[list[WriteResult]] = Future()
-        keys = {item.index: self.keys[item.index] for item in plan.items}
-        places = {index: (key, self.pack_names[key]) for index, key in keys.items()}
+        places = {item.index: (keys[item.index], self.pack_names[keys[item.index]]) for item in plan.items}
         done.set_result([WriteResult(i, self.sizes[name], (key, name)) for i, (key, name) in places.items()])
         return done
 

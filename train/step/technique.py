@@ -3,13 +3,15 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict
 
 from train.step.compatibility import Slot
-from train.step.step_parts import StepParts
+
+if TYPE_CHECKING:
+    from train.step.step_parts import StepParts
 
 
 @dataclass(frozen=True)
@@ -103,5 +105,5 @@ class Technique(BaseModel, ABC):
         return True
 
     @abstractmethod
-    def apply(self, parts: StepParts) -> None:
+    def apply(self, parts: "StepParts") -> None:
         """Replace parts of the step. Raises RecipeError if the model gives it nothing to work on."""
