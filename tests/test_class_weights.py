@@ -38,7 +38,7 @@ def test_balanced_weights_give_each_class_the_same_share_and_the_loss_is_that_of
     objective = CrossEntropy(checkpoint.task)
     batch = objective.collate(list(data.samples), data.labels)
     plain = float(objective.loss(checkpoint.module, batch))
-    objective.weigh([0.5, 2.0, 1.0], 0.1)
+    objective.set_class_weights([0.5, 2.0, 1.0], 0.1)
     logits = checkpoint.module(**{name: value for name, value in batch.items() if name != TARGETS})
     wanted = cross_entropy(logits, batch[TARGETS], torch.tensor([0.5, 2.0, 1.0]), reduction="sum", label_smoothing=0.1)
     assert float(objective.loss(checkpoint.module, batch)) == pytest.approx(float(wanted)) != plain

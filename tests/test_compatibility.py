@@ -6,7 +6,7 @@ import pytest
 
 from laconic import registry
 from laconic.config import NamedSettings
-from laconic.errors import MissingPackage, RecipeError
+from laconic.errors import MissingPackage
 from train.optimizers.adamw import AdamW
 from train.step.compatibility import EXCLUSIVE_SLOTS, NEEDS, SLOTS, find_conflict
 from train.step.technique import Technique

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, T5Config, T5EncoderModel
 
 from laconic.errors import RecipeError
 from laconic.models.repeated_layers import find_layers
@@ -326,6 +326,14 @@ def test_a_layer_of_four_bits_has_the_gradient_of_its_decoded_weights():
     (gradient,) = torch.autograd.grad(layer(x).square().sum(), x)
     weight = layer.dequantize(torch.float32)
     torch.testing.assert_close(gradient, 2 * (x @ weight.T) @ weight)
+
+
+def test_a_model_that_casts_to_the_dtype_of_its_weights_takes_four_bits():
+    """T5 looks at the weight of the layer that ends each feed-forward block."""
+    config = T5Config(vocab_size=40, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
+    state = make_state(T5EncoderModel(config), Qlora(rank=2, base_dtype="float32"))
+    output = state.module(input_ids=torch.ones(1, 4, dtype=torch.int64)).last_hidden_state
+    assert torch.isfinite(output).all()
 
 
 def test_frozen_weights_of_a_cpu_stay_where_they_are(tmp_path):

@@ -92,8 +92,7 @@ def run_steps(
 
 
 class PendingReport:
-    """The report of the last step, which is published a step late: reading a loss at once would make the device wait
-    for the host."""
+    """The report of the last step, published a step late: reading a loss at once would make the device wait."""
 
     def __init__(self, observers: Sequence[RunLog], losses: list[float]) -> None:
         self._observers, self._losses = observers, losses
@@ -104,8 +103,7 @@ class PendingReport:
         self._pending = loss, make
 
     def publish(self) -> None:
-        """Read the loss, append it to the losses, and tell the observers. Raises TrainingFailure where it is not
-        finite."""
+        """Read the loss, append it to the losses, tell the observers. Raises TrainingFailure unless it is finite."""
         if self._pending is not None:
             (loss, make), self._pending = self._pending, None
             self._losses.append(notify(self._observers, make(math.nan if loss is None else float(loss))))
@@ -135,8 +133,7 @@ def full_norm(norm: Tensor) -> float:
 
 
 def notify(observers: Sequence[RunLog], report: StepReport) -> float:
-    """Tell all observers of a step; gives its loss. Raises TrainingFailure where the loss is not finite, unless the
-    batch was skipped."""
+    """Tell all observers of a step, and return its loss. Raises TrainingFailure unless it is finite, or skipped."""
     for observer in observers:
         observer.step(report)
     if not (report.is_skipped or math.isfinite(report.loss)):

@@ -18,8 +18,7 @@ log = logging.getLogger("laconic.train")
 
 @contextmanager
 def open_snapshots(folder: Path) -> Iterator[Snapshots]:
-    """Open the snapshots of a run while the body trains. A write that fails at the end is a warning: the run has its
-    result."""
+    """Open the snapshots of a run for the body. A write that fails at the end is a warning: the run has its result."""
     snapshots = Snapshots(folder)
     try:
         yield snapshots

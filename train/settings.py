@@ -202,17 +202,15 @@ class TrainingRecipe(Training, Origin):
 
     @model_validator(mode="before")
     @classmethod
-    def _stop_by_loss(cls, values: Any) -> Any:
-        if isinstance(values, Mapping) and values.get("patience") is not None and values.get("best_by") is None:
-            return {**values, "best_by": "loss"}
-        return values
-
-    @model_validator(mode="before")
-    @classmethod
-    def _single_path(cls, values: Any) -> Any:
-        if isinstance(values, Mapping) and isinstance(values.get("data"), (str, Path)):
-            return {**values, "data": {"train": values["data"]}}
-        return values
+    def _expand_short_forms(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        changes: dict[str, Any] = {}
+        if values.get("patience") is not None and values.get("best_by") is None:
+            changes["best_by"] = "loss"
+        if isinstance(values.get("data"), (str, Path)):
+            changes["data"] = {"train": values["data"]}
+        return {**values, **changes}
 
     @classmethod
     def load(

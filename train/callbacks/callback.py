@@ -11,8 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 @dataclass(frozen=True)
 class RunDescription:
-    """A run of fine-tuning. folder: for its logs. config: its settings, JSON-ready. key: a digest, the same for a run
-    that is resumed."""
+    """A run of fine-tuning. folder: for its logs. config: its settings, JSON-ready. key: the same when resumed."""
 
     folder: Path
     config: Mapping[str, Any]

@@ -48,8 +48,7 @@ class Peak:
 def device_peak(device: torch.device, dtype: torch.dtype, cache: Cache) -> Peak:
     """Return the peak from the data sheet where there is one, else the best that a large matrix product reaches here.
 
-    The measurement is made once per machine and cached. On a busy machine it may be too low, and the utilization too
-    high.
+    It is measured once per machine and cached. On a busy machine it may be too low, and the utilization too high.
     """
     precision = precision_of(device, dtype)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else this_machine().processor
@@ -87,8 +86,7 @@ PATIENCE = 2.0
 
 def measure_peak(device: torch.device, dtype: torch.dtype, *, rounds: int = 20) -> float:
     """Measure the FLOP/s of the fastest of several large matrix products, in the layout of a linear layer. Others may
-    have slower kernels: with the second matrix not transposed, BF16 on a core with AVX2 alone takes 2.4 s, and not
-    0.2."""
+    have slower kernels: with the second matrix not transposed, BF16 on a core with AVX2 takes 2.4 s, and not 0.2."""
     size, repeat = (4096, 20) if device.type == "cuda" else (1024, 1)
     clock = time.perf_counter if device.type == "cuda" else processor_time
     generator = torch.Generator().manual_seed(0)
@@ -151,8 +149,7 @@ class Flops:
         self._forward += counter.get_total_flops()
 
     def utilization(self, units: int, seconds: float) -> float | None:
-        """Return the MFU of a step of `units` tokens or rows, 0 to 1; None where nothing was counted. The first call is
-        for the first step."""
+        """Return the MFU of a step of `units` tokens or rows, 0 to 1; None without a count. Called for step 1 first."""
         if not self._forward or not units:
             return None
         if self._each is None:

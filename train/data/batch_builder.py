@@ -52,8 +52,7 @@ class BatchBuilder(Dataset[Batch | WorkerError]):
             return WorkerError(type(error), str(error))
 
     def build(self, rows: Sequence[int]) -> Batch:
-        """Build the batch of these rows; without any, tensors without rows. Raises DataError with the number of a bad
-        row."""
+        """Build the batch of these rows; without any, tensors without rows. Raises DataError with the bad row."""
         if not rows:
             return {name: tensor[:0] if tensor.ndim else tensor for name, tensor in self.build([0]).items()}
         try:

@@ -136,6 +136,5 @@ class BatchLoader:
 
 
 def most_workers() -> int:
-    """Return the largest number of workers worth trying: one for each core, shared with the other ranks on this
-    machine."""
+    """Return the largest number of workers worth trying: one for each core, shared with this machine's other ranks."""
     return max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))

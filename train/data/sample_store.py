@@ -24,8 +24,7 @@ from laconic.hashing import environment_digest, hash_of
 from laconic.tasks.task import Task
 
 SHARE = 0.5
-"""The share of the machine's memory, or of the free disk, that the store may take; further samples are decoded each
-time."""
+"""Share of the machine's memory, or of the free disk, that the store may take; other samples are decoded each time."""
 FILE = "samples.npy"
 
 

@@ -14,7 +14,7 @@ from laconic.models.checkpoint import Checkpoint
 from laconic.progress import Steps
 from laconic.units import format_binary_bytes
 from train.planner.combinations import Combination, format_technique
-from train.planner.device_rates import measure_rates
+from train.planner.device_rates import DeviceRates, measure_rates
 from train.planner.memory_plan import MemoryPlan, PlanRow, plan_memory
 from train.planner.meta_model import MetaModel
 from train.planner.prediction import predict
@@ -55,14 +55,13 @@ def fit_to_memory(
 ) -> tuple[TrainingRecipe, str]:
     """Return the recipe with techniques that fit into its memory limit, and a line that says which were added.
 
-    A recipe that names techniques keeps them. Raises GoalMissed where these, or all combinations, are predicted not to
-    fit.
+    A recipe that names techniques keeps them. Raises GoalMissed where these, or all combinations, would not fit.
     """
     if recipe.memory is None:
         return recipe, ""
     plan = plan_memory(subject, recipe, length=length, memory=recipe.memory, device=device, steps=steps)
     if recipe.techniques:
-        asked = PlanRow(as_candidate(recipe), predict(subject, recipe, length, plan.rates), shared=plan.plain.shared)
+        asked = predict_row(recipe, subject, length, plan.rates, shared=plan.plain.shared)
         if not asked.fits(recipe.memory):
             instead = (
                 f"Turn on: {describe_cost(plan.chosen, asked)}" if plan.chosen else capitalize(explain_misfit(plan))
@@ -85,7 +84,7 @@ def advise(
     room: bytes that were available before the run.
     """
     rates = measure_rates(device)
-    failed = PlanRow(as_candidate(recipe), predict(subject, recipe, length, rates), shared=device.type == "cpu")
+    failed = predict_row(recipe, subject, length, rates, shared=device.type == "cpu")
     # A prediction that fitted and a run that did not show how much memory there is.
     memory = min(recipe.memory or room, round(0.95 * failed.need))
     plan = plan_memory(subject, recipe, length=length, memory=memory, device=device, steps=steps, rates=rates)
@@ -94,9 +93,11 @@ def advise(
     return adopt_techniques(recipe, plan.chosen, memory), describe_cost(plan.chosen, failed)
 
 
-def as_candidate(recipe: TrainingRecipe) -> Combination:
-    """Return the recipe as a candidate of the planner."""
-    return Combination(training=recipe, whole=True, exact=True)
+def predict_row(
+    recipe: TrainingRecipe, subject: MetaModel, length: int, rates: DeviceRates, *, shared: bool
+) -> PlanRow:
+    """Predict a recipe as a row of a plan."""
+    return PlanRow(Combination(recipe, whole=True, exact=True), predict(subject, recipe, length, rates), shared)
 
 
 def adopt_techniques(recipe: TrainingRecipe, row: PlanRow, memory: int | None = None) -> TrainingRecipe:

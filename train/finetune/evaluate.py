@@ -127,8 +127,7 @@ def compute_metric(objective: Objective, dataset: Dataset, rows: list[Row]) -> d
 
 
 def compute_named(name: str, metric: Metric, dataset: Dataset, rows: list[Row]) -> float:
-    """Compute a metric of the recipe on the first output. rows: the outputs of each sample. Raises DataError where it
-    is for other samples."""
+    """Compute a metric on the first output. rows: the outputs of each sample. Raises DataError for other samples."""
     if dataset.labels is None or not rows:
         raise DataError(f"metrics: {name} compares the model's outputs with labels, and there are none. Leave it out")
     outputs, labels = stack_padded([row[0] for row in rows]), np.asarray(dataset.labels)

@@ -159,7 +159,7 @@ def prepare(recipe: TrainingRecipe, trust: bool, steps: Steps) -> FinetuneInputs
         train_set, validation = read_datasets(recipe, checkpoint)
         objective = registry.resolve("objective", checkpoint.task.objective).of(checkpoint.task, train_set)
         weights = compute_class_weights(recipe.class_weights, checkpoint.task, train_set)
-        objective.weigh(weights, recipe.label_smoothing)
+        objective.set_class_weights(weights, recipe.label_smoothing)
         with checkpoint.task.truncated(recipe.max_length):
             with checkpoint.task.padded(BF16_PADDING):
                 length = measure_longest(checkpoint, train_set)
@@ -318,8 +318,7 @@ def check_adapter(recipe: TrainingRecipe, checkpoint: Checkpoint, trust: bool) -
 def publish(
     checkpoint: Checkpoint, folder: Path, destination: Path, adapter: Adapter | None, recipe: TrainingRecipe
 ) -> None:
-    """Save the checkpoint, or the adapter where it is kept apart from it, with the logs of its training; remove the
-    folder of the run."""
+    """Save the checkpoint, or the adapter that is kept apart, with its training's logs; remove the run's folder."""
     if adapter is None:
         checkpoint.save(destination)
     else:

@@ -1,5 +1,4 @@
-"""Metrics of numbers, and of scored pairs, whose output is the cosine of each pair. Tested against scikit-learn and
-scipy."""
+"""Metrics of numbers, and of scored pairs, whose output is each pair's cosine. Tested against scikit-learn, scipy."""
 
 from typing import ClassVar
 
@@ -12,8 +11,7 @@ from train.finetune.metric import Metric
 
 
 def flatten_alike(outputs: Array, labels: Array) -> tuple[Array, Array]:
-    """Flatten outputs and labels to float64 vectors. Raises DataError unless there is an output for each number of a
-    label."""
+    """Flatten outputs and labels to float64 vectors. Raises DataError unless there are as many of both."""
     if outputs.size != labels.size:
         raise DataError(
             f"the metric compares numbers: expected as many in an output as in a label, got outputs "

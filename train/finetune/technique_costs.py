@@ -24,8 +24,7 @@ UNSIMULATED = ("compile", "allocator")
 
 @dataclass(frozen=True)
 class TechniqueCost:
-    """A technique, or an optimizer, against the same settings without it. time, memory: a step's, as factors of those
-    without it."""
+    """A technique, or an optimizer, against the settings without it. time, memory: of a step, as factors of theirs."""
 
     name: str
     time: float

@@ -62,8 +62,7 @@ class AutocastState:
         return cls(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
 
     def restore(self) -> torch.autocast:
-        """Make a context with this state, but without autocast's cache: cast weights would be a second copy of the
-        model."""
+        """Make a context with this state, but without autocast's cache, which would be a second copy of the model."""
         return torch.autocast(self.device, dtype=self.dtype, enabled=self.enabled, cache_enabled=False)
 
 

@@ -73,8 +73,7 @@ def convert_to_stack(layers: nn.Module, state: StackState) -> Callable[[], None]
 
 
 def iterate_proxies(state: StackState, layers: list[nn.Module]) -> Iterator["LayerProxy"]:
-    """Yield a proxy for each layer, in order, all of one run through the stack. Stops if the model skips a layer's
-    call."""
+    """Yield a proxy for each layer, in order, all of one run through the stack. Stops if the model skips a call."""
     state.started += 1
     run = StackRun(state, layers)
     for number, layer in enumerate(layers):
@@ -97,11 +96,8 @@ class LayerProxy:
 
 
 class StackRun:
-    """One run through the layers of a stack.
-
-    Operations between two layers would have no backward pass here, so the model must pass the hidden states on as they
-    are.
-    """
+    """One run through the layers of a stack, between which the model must pass the hidden states on as they are:
+    operations between two layers would have no backward pass."""
 
     def __init__(self, state: StackState, layers: list[nn.Module]) -> None:
         self.state, self.layers, self.count = state, layers, 0

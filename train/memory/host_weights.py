@@ -87,8 +87,7 @@ def cast_inputs_like_weights(part: nn.Module, args: tuple[Any, ...], kwargs: dic
 
 
 def move_to_host(host: HostMemory, parameter: nn.Parameter, *, is_streamed: bool) -> Tensor:
-    """Copy the parameter's values to the host, as FP32 where they are floating-point; to pinned memory if they are
-    streamed."""
+    """Copy a parameter's values to the host, floating-point ones as FP32; to pinned memory if they are streamed."""
     dtype = torch.float32 if parameter.is_floating_point() else parameter.dtype
     with account_as("host", "parameters"):
         if is_streamed:

@@ -10,8 +10,7 @@ from train.step.step_parts import StepParts
 from train.step.technique import Technique
 
 GRADIENT_FROM_OUTPUT = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.CELU, nn.Hardtanh)
-"""Functions whose gradient is computed from their output. The others (SiLU, Hardswish, Mish) would save a copy of their
-input, which is no gain."""
+"""Functions whose gradient is computed from their output. Others (SiLU, Mish) would save a copy of their input."""
 GRADIENT_FROM_INPUT = (
     *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm, nn.GroupNorm),
@@ -24,8 +23,7 @@ class InplaceActivations(Technique):
     within a Sequential: there nothing else can hold the input.
 
     It saves one tensor while the function runs: neither the layer before saves its output, nor the function its input.
-    For a CNN on 32 images of 224 x 224 it takes 98 of 2,874 MiB off the forward pass, and nothing off the backward
-    pass, where the peak is.
+    For a CNN on 32 images of 224 x 224 it saves 98 of 2,874 MiB in the forward pass, and nothing at the peak.
     """
 
     slot = "activations"

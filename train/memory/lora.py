@@ -63,8 +63,7 @@ class Lora(Technique):
     targets: tuple[str, ...] | None = None
     """Linear layers by name or by the end of their names, such as "q_proj"; None takes all in the repeated blocks."""
     train_head: bool = True
-    """Whether the linear layers after the blocks are trained in full: a classifier, a projection. An output layer over
-    a vocabulary stays frozen."""
+    """Whether the linear layers after the blocks are trained in full; an output layer over a vocabulary never is."""
     merge: bool = True
     """Whether the result of fine-tuning is a checkpoint with the adapters merged, or the adapters in peft's format."""
     base_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -209,7 +208,7 @@ def find_head_layers(module: nn.Module, names: Sequence[str]) -> list[nn.Module]
 
 
 def move_to_device(parts: StepParts, frozen_dtype: torch.dtype) -> None:
-    """Move the module of a training step to its device, in place. Frozen parameters of floats get `frozen_dtype`."""
+    """Move the module of a training step to its device, in place. Frozen floating-point weights get `frozen_dtype`."""
     for tensor in chain(parts.module.parameters(), parts.module.buffers()):
         frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad and tensor.is_floating_point()
         dtype = frozen_dtype if frozen else tensor.dtype

@@ -18,8 +18,7 @@ BLOCK = 64
 GROUP = 256
 """The number of scales that share a scale of their own under double quantization."""
 CHUNK = 2**22
-"""The number of weights that are quantized or dequantized at a time, so that temporaries stay small. A multiple of
-BLOCK."""
+"""Weights that are quantized or dequantized at a time, so that temporaries stay small. A multiple of BLOCK."""
 NF4 = (
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
     *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
@@ -92,6 +91,8 @@ class Nf4Linear(nn.Module):
     mean: Tensor | None
     pairs: Tensor
 
+    weight: ClassVar[None] = None
+    """There is none in a dtype that hidden states could be cast to, as T5's layers do before they call this one."""
     bias: nn.Parameter | None
 
     def __init__(self, original: Any, weight: Tensor, values: Tensor, pairs: Tensor, *, double: bool) -> None:
@@ -141,8 +142,7 @@ class Nf4LinearFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: Nf4Linear) -> Tensor:
-        """Keep the layer itself in the context, not its tensors, so that hooks on saved tensors have nothing to
-        offload."""
+        """Keep the layer itself in the context, not its tensors: hooks on saved tensors have nothing to offload."""
         ctx.layer = layer
         bias = None if layer.bias is None else layer.bias.to(x.dtype)
         return functional.linear(x, layer.dequantize(x.dtype), bias)

@@ -27,8 +27,7 @@ class SequencePacking(Technique):
     does not cross from one text to another (Krell et al., arXiv 2107.02027). The targets, and so the mean loss, are
     those of the batch; dropout draws other numbers.
 
-    length: tokens of a row, and more where a text is longer; by default those of the batch's longest text, so that
-    only padding is removed.
+    length: tokens of a row, and more where a text is longer; by default those of the batch's longest text.
     """
 
     slot = "batch"

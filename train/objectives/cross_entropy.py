@@ -24,7 +24,7 @@ class CrossEntropy(Objective):
     class_weights: Sequence[float] | None = None
     label_smoothing = 0.0
 
-    def weigh(self, class_weights: Sequence[float] | None, label_smoothing: float) -> None:
+    def set_class_weights(self, class_weights: Sequence[float] | None, label_smoothing: float) -> None:
         self.class_weights, self.label_smoothing = class_weights, label_smoothing
 
     def collate(self, samples: Sequence[Any], labels: Sequence[Any] | None) -> Batch:
@@ -70,8 +70,8 @@ class TokenCrossEntropy(Objective):
 
 
 class PixelCrossEntropy(Objective):
-    """Cross-entropy of the logits [rows, classes, height, width], interpolated to the size of the input; a term for
-    each pixel that has a class."""
+    """Cross-entropy of the logits [rows, classes, height, width], at the size of the input; a term for each pixel that
+    has a class."""
 
     ignored = VOID
 

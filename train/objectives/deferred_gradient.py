@@ -57,8 +57,7 @@ class DeferredLinearCrossEntropy:
     def __call__(
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, cap: float | None = None
     ) -> Tensor:
-        """Compute the loss as `ChunkedLinearCrossEntropy` does. Raises TrainingFailure if a gradient of the pass before
-        is still pending."""
+        """Compute the loss as `ChunkedLinearCrossEntropy`. Raises TrainingFailure if a gradient is still pending."""
         if self.pending:
             raise TrainingFailure(
                 "chunked-cross-entropy: a gradient of the head is still pending, expected none before the next forward "

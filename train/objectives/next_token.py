@@ -213,8 +213,7 @@ def count_learned(texts: Sequence[TokenizedText], rows: Sequence[Sequence[int]])
 
 
 def split_answer(text: TokenizedText) -> tuple[Array, Array]:
-    """Split a text into the prompt and the first answer: where all tokens are learned, the opening of a document and
-    its rest."""
+    """Split a text into the prompt and the first answer, or where all is learned into the opening and the rest."""
     learned = text.learned[1:].nonzero()[0] + 1
     first = int(learned[0])
     if first == 1:

@@ -127,8 +127,7 @@ class ResidentCopies:
 
 
 def may_compute_in_16_bits(part: nn.Module) -> bool:
-    """Return whether a module has weights of its own that may be cast: not beside running statistics, which stay in
-    FP32."""
+    """Return whether a module has weights of its own that may be cast: beside running statistics they stay in FP32."""
     has_weights = any(True for _ in part.parameters(recurse=False))
     return has_weights and getattr(part, "running_mean", None) is None
 

@@ -21,8 +21,7 @@ class WeightProvider(Protocol):
     def fetch(self, layer: nn.Module, upcoming: nn.Module | None) -> dict[str, Tensor]:
         """Return the weights of a layer on the device, by name.
 
-        upcoming: the layer that runs next, whose weights may be prefetched. Weights that were fetched before may be
-        released.
+        upcoming: the layer that runs next, whose weights may be prefetched. Earlier weights may be released.
         """
 
     def return_gradient(self, parameter: nn.Parameter, gradient: Tensor) -> None:

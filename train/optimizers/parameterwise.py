@@ -116,8 +116,7 @@ def local(value: Any) -> Any:
 
 
 def shard_of(parameter: Tensor) -> tuple[int, ...]:
-    """Return which shard of a parameter this rank holds; empty for a whole one. All replicas of a shard have the
-    same."""
+    """Return which shard of a parameter this rank holds, alike for all replicas of it; empty for a whole one."""
     coordinate = parameter.device_mesh.get_coordinate() if isinstance(parameter, DTensor) else None
     if coordinate is None:
         return ()

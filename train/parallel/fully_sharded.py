@@ -82,8 +82,8 @@ def shard_parameters(parts: StepParts, ranks: Ranks, axes: DeviceMesh, micro_bat
 
 
 def make_policies(device: torch.device, mesh: Mesh, *, cast: bool) -> dict[str, Any]:
-    """Make the policies of `fully_shard`: the precision of gathered weights, and where shards lie. cast: whether a
-    module's inputs are cast too."""
+    """Make the policies of `fully_shard`: the precision of gathered weights (cast: of inputs too), and of the shards'
+    place."""
     low = torch.bfloat16 if mesh.precision else None
     pin = device.type == "cuda"
     return {

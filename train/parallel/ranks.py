@@ -35,8 +35,7 @@ class Ranks:
 
     @classmethod
     def of(cls, rank: int, world: int, device: torch.device, mesh: Mesh) -> "Ranks":
-        """Make this rank of an initialized process group. Raises RecipeError where the mesh does not fit the world
-        size."""
+        """Make this rank of an initialized process group. Raises RecipeError where the mesh does not fit `world`."""
         copies, shards = mesh.resolve(world)
         if not mesh.is_sharded:
             return cls(rank, world, device)
@@ -55,8 +54,7 @@ class Ranks:
 
     def reduce_terms(self, terms: int) -> float:
         """Return the mean over the ranks of their numbers of loss terms. Each rank divides its sum of losses by it, so
-        that the average of the ranks' gradients is that of the whole batch. Reduced on the host, which has to know
-        whether there is any term."""
+        that the average of the ranks' gradients is that of the batch. The host has to know whether there is any."""
         if self.world == 1 or dist.get_backend() == "fake":  # without other ranks; and its tensors may have no values
             return float(terms)
         number = torch.tensor(terms)

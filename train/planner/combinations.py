@@ -220,8 +220,7 @@ def is_exact(changed: Training, techniques: Iterable[Technique], asked: Training
 
 
 def has_dropout(module: nn.Module) -> bool:
-    """Return whether a model draws dropout masks in training: by modules, or by settings of transformers for its
-    attention."""
+    """Return whether a model draws dropout masks in training: by modules, or by settings of its attention."""
     rates = [part.p for part in module.modules() if isinstance(part, nn.modules.dropout._DropoutNd)]
     for part in module.modules():
         config = getattr(part, "config", None)

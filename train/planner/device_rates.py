@@ -25,8 +25,7 @@ ARRAY_BYTES = {"cpu": (2**14, 2**20, 2**24, 2**26), "cuda": (2**16, 2**22, 2**26
 YARDSTICK_SIDE = 256
 """Side of the FP32 matrices whose product alternates with whatever is timed."""
 SECONDS, REPEATS, LIMIT = 0.05, 3, 0.3
-"""Of a measurement: its least duration and number of repetitions, of which the fastest counts, and the duration after
-which two of them are enough."""
+"""Of a measurement: its least duration and number of repetitions, and the duration after which two are enough."""
 LONGEST = 0.2
 """Seconds of the longest call that is timed; larger amounts are extrapolated."""
 QUIET = 0.85
@@ -172,8 +171,7 @@ def measure_curve(device: torch.device, kernel: TimedKernel) -> RateCurve:
     """Time a kernel at its sizes, in turns with a product that is always the same, the yardstick.
 
     This distinguishes a busy machine, which slows both, from a slow kernel. On a CPU the processor time of this thread
-    is measured, which other processes do not add to. Sizes that do not fit into memory, or take too long, are left
-    out.
+    is measured, which other processes do not add to. Sizes that do not fit into memory, or take long, are left out.
     """
     clock = make_clock(device)
     amounts: list[float] = []

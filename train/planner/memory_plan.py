@@ -29,8 +29,7 @@ LARGEST_INPUT = 2**26
 
 @dataclass(frozen=True)
 class PredictionJob:
-    """What the predictions of a plan have in common; arguments as of `predict_per_device`. plain: the settings without
-    any proposed technique."""
+    """What the predictions of a plan have in common, as of `predict_per_device`. plain: settings without techniques."""
 
     model: MetaModel
     length: int
@@ -170,8 +169,7 @@ def plan_memory(
 
 
 def are_rates_of_device(row: PlanRow, rates: DeviceRates) -> bool:
-    """Return whether arithmetic and copies were timed on the device whose memory is planned: not where that is a GPU,
-    and only a CPU is here."""
+    """Return whether the device whose memory is planned was timed: not where that is a GPU, and only a CPU is here."""
     return row.shared or rates.kind != "cpu"
 
 

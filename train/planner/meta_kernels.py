@@ -1,8 +1,7 @@
 """Frequent operations on fake tensors, computed by torch's meta kernels alone.
 
 `FakeTensorMode` looks each call up in a cache, whose key takes several times as long to make as the kernel takes to
-run. The kernels give the same shapes, strides and aliases. Like simulate.py, this file uses names of torch that are not
-public.
+run. The kernels give the same shapes, strides and aliases. Like simulate.py, this file uses private names of torch.
 """
 
 from collections.abc import Iterable, Mapping

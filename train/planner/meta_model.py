@@ -32,8 +32,7 @@ CONFIG = "config.json"
 
 @dataclass(frozen=True, eq=False)
 class MetaModel:
-    """A model without weights. module: on the meta device. longest: the most tokens that it takes; None where it reads
-    no text."""
+    """A model without weights. module: on the meta device. longest: the most tokens it takes; None without text."""
 
     name: str
     module: nn.Module
@@ -134,8 +133,7 @@ def from_transformers(folder: Path, task: str | None, trust: bool) -> MetaModel:
 
 
 def describe_speech(module: SpeechWriter) -> tuple[int, Preprocessing]:
-    """Return the most tokens that a model writes for a recording, and the spectrograms that it reads, 100 frames a
-    second."""
+    """Return the most tokens that a model writes for a recording, and the spectrograms of 100 frames a second."""
     model: Any = module.model
     longest = int(model.config.max_target_positions)
     log_mel = LogMelPreprocess(

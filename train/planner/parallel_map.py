@@ -16,8 +16,7 @@ import torch
 from train.data.batch_builder import START, exit_with_parent
 
 WORTH = 8.0
-"""Seconds of work that are worth starting processes for, which takes about four unless `preload_workers` was called
-before."""
+"""Seconds of work that are worth starting processes for: that takes about four without `preload_workers`."""
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -108,8 +108,7 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__exit__(*details)  # type: ignore[no-untyped-call]
 
     def record(self, tensor: Tensor) -> list[int]:
-        """Log the storages of a tensor that are new; returns the indices of all of them in the log. A quantized or a
-        distributed tensor has several."""
+        """Log a tensor's storages that are new; return the indices of all. Quantized and sharded ones have several."""
         if not isinstance(tensor, FakeTensor) and hasattr(tensor, "__tensor_flatten__"):
             parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
             return [index for part in parts if isinstance(part, Tensor) for index in self.record(part)]

@@ -129,8 +129,7 @@ def remove_unused(folder: Path, kept: Collection[int]) -> None:
 
 @contextmanager
 def write_atomically(path: Path) -> Iterator[Path]:
-    """Yield a temporary path to write to. After the body the file is at `path`, complete and on the disk, or not at
-    all."""
+    """Yield a temporary path to write to. After the body the file is at `path`, complete and on disk, or not at all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.half")
     try:
         yield temporary

@@ -31,11 +31,8 @@ from laconic.errors import UsageError
 
 @dataclass(frozen=True, eq=False)
 class TensorShard:
-    """A tensor of the state, or the shard of it on this rank.
-
-    shape: of the tensor over all ranks. offset: of the shard in it. tensor: the shard, a plain tensor that shares its
-    memory with the state.
-    """
+    """A tensor of the state, or the shard of it on this rank. shape: of the tensor over all ranks. offset: of the shard
+    in it. tensor: the shard, a plain tensor that shares its memory with the state."""
 
     shape: torch.Size
     offset: torch.Size

@@ -47,9 +47,11 @@ class Objective(ABC):
         """
         return dataset
 
-    def weigh(self, class_weights: Sequence[float] | None, label_smoothing: float) -> None:
-        """Weigh the terms of each class, and smooth the labels. class_weights: by the number of the class; None weighs
-        all alike. Raises RecipeError where the loss has no classes."""
+    def set_class_weights(self, class_weights: Sequence[float] | None, label_smoothing: float) -> None:
+        """Weigh the terms of each class by its number, and smooth the labels; None weighs all classes alike.
+
+        Raises RecipeError where the loss has no classes.
+        """
         if class_weights is not None or label_smoothing:
             raise RecipeError(
                 f"class_weights and label_smoothing are for classifiers of one class per sample, and this model is for "
@@ -84,11 +86,8 @@ class Objective(ABC):
         """Make a batch of the shapes that training has, without padding: to simulate and to time a step with."""
 
     def attach(self, modules: TrainedModules) -> None:  # noqa: B027 - most objectives train nothing else
-        """Add the modules that this objective trains in addition to the model, and change the model for it.
-
-        Called when every technique is applied, before the optimizer is made. Changes are undone by
-        `modules.on_restore`.
-        """
+        """Add the modules that this objective trains in addition to the model, and change the model for it, when every
+        technique is applied and no optimizer made. Changes are undone by `modules.on_restore`."""
 
     def count_tokens(self, batch: Batch) -> int:
         """Count a batch for the tokens per second: tokens of a text without padding, rows of anything else."""

@@ -85,8 +85,7 @@ class Technique(BaseModel, ABC):
 
     @property
     def redraws_dropout(self) -> bool:
-        """Whether dropout draws other masks than in plain training, since the batch is computed in other pieces. The
-        masks are as random as those."""
+        """Whether dropout draws other masks than in plain training, since the batch is computed in other pieces."""
         return False
 
     @property
