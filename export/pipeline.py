@@ -21,8 +21,8 @@ from export.candidates.layer_trials import LayerTrials
 from export.candidates.magnitudes import OVERFLOW_SAMPLES, describe_overflow, find_overflow
 from export.candidates.plan_evaluator import PlanEvaluator
 from export.candidates.race import race, time_chosen
+from export.capture.graph_file import count_inner_layers
 from export.lineage import Lineage, open_lineage, summarize_fidelity
-from export.passes.rewrite import count_inner_layers
 from export.report.report import render_report
 from export.sources import capture_graph, copy_graph, find_divergence, measure_capture_error
 from export.validation.evidence import GraphDeviation

@@ -79,12 +79,13 @@ def open_onnx(path: Path, origin: Origin, samples: Path | None, cache: Cache) ->
     samples = samples if samples is not None and samples.exists() else None
     seen = digest_file(samples).sha256 if samples is not None and samples.is_file() else str(samples)
     constants = origin.constants if isinstance(origin, Recipe) else {}
-    known = [[spec.model_dump(mode="json") for spec in origin.inputs], constants, seen]
+    quantizes = isinstance(origin, Recipe) and bool(origin.stages)
+    known = [[spec.model_dump(mode="json") for spec in origin.inputs], constants, seen, quantizes]
     key = hash_of("onnx", file.sha256, digest_external_data(path), origin.task, known, environment_digest())
 
     def fill(folder: Path) -> None:
         rows, read = (peek_arrays(samples), partial(encode_few, samples)) if samples is not None else ({}, None)
-        made = import_onnx(path, folder, origin.task, OnnxHints(origin.inputs, constants, rows, read))
+        made = import_onnx(path, folder, origin.task, OnnxHints(origin.inputs, constants, rows, read, quantizes))
         write_graph_json(made.graph, folder)
         (folder / INTERFACE).write_text(made.interface.model_dump_json(indent=1))
         save_file(made.typical, folder / TYPICAL)

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from export.capture.onnx_source import import_onnx
+from export.capture.onnx_source import OnnxHints, import_onnx
 from laconic.errors import SourceError
 from laconic.runtimes.onnxruntime import OnnxRuntime
 
@@ -251,14 +251,19 @@ def test_half_precision_is_read_as_float32(tmp_path):
         np.testing.assert_allclose(graph.run({"x": x})["y"], half.run({"x": x})["y"], atol=5e-3)
 
 
-def test_a_quantized_model_is_refused(tmp_path):
+def test_a_quantized_model_is_taken_as_it_is_and_not_quantized_again(tmp_path):
     nodes = [
         helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
         helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"]),
     ]
     constants = [numpy_helper.from_array(np.array(0.1, np.float32), "s"), numpy_helper.from_array(np.uint8(3), "z")]
-    with pytest.raises(SourceError, match="QuantizeLinear"):
-        import_onnx(save(tmp_path / "m.onnx", nodes, constants), tmp_path / "graph")
+    path = save(tmp_path / "m.onnx", nodes, constants)
+    with pytest.raises(SourceError, match=r"QuantizeLinear.*laconic export"):
+        import_onnx(path, tmp_path / "refused", hints=OnnxHints(quantizes=True))
+    graph = import_onnx(path, tmp_path / "graph").graph
+    before, after = answers(path, graph, RNG.standard_normal((3, 4)).astype(np.float32))
+    np.testing.assert_array_equal(after, before)
+    assert [node.op_type for node in onnx.load(graph.path).graph.node] == ["QuantizeLinear", "DequantizeLinear"]
 
 
 @pytest.mark.filterwarnings(

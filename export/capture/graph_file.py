@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import onnx_ir as ir
+from onnx import GraphProto
 
 from export.capture.model_file import LARGEST
 from export.passes.normalize import normalize
@@ -19,6 +20,8 @@ operator. Per-channel Q/DQ needs 13, Gelu as one operator 20."""
 IR_VERSION = 10
 """The version of the file format, for opsets up to 22. A source with a newer opset keeps its own."""
 DATA = "model.data"
+MULTIPLIERS = frozenset({"MatMul", "Gemm", "Conv", "LSTM", "GRU", "RNN"})
+"""Operators that multiply by weights."""
 
 
 def write_graph(
@@ -48,3 +51,18 @@ def write_graph(
         file.replace(folder / file.name)
     made.rmdir()
     return Graph(path=folder / MODEL, inputs=inputs, outputs=outputs, layers=layers, key=key)
+
+
+def count_inner_layers(graph: GraphProto) -> dict[str, int]:
+    """Count the nodes that multiply by weights in the bodies of If, Loop and Scan, by the operator around them."""
+    weights = {tensor.name for tensor in graph.initializer}
+    counts: dict[str, int] = {}
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                known = weights | {tensor.name for tensor in inner.initializer}
+                own = sum(each.op_type in MULTIPLIERS and not known.isdisjoint(each.input) for each in inner.node)
+                nested = sum(count_inner_layers(inner).values())
+                if own + nested:
+                    counts[node.op_type] = counts.get(node.op_type, 0) + own + nested
+    return counts

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from export.capture.onnx_interface import InputLayout, OutputLayout, name_inputs, stack_rows
+from export.capture.onnx_adapter import OutputLayout
+from export.capture.onnx_interface import InputLayout, name_inputs, stack_rows
 from laconic.arrays import Arrays
 from laconic.errors import RuntimeFailure, SourceError
 from laconic.models.signature import ROWS, Sample, probe, probe_sizes

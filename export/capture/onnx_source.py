@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict
 
 from export.capture.graph_file import write_graph
 from export.capture.model_file import LARGEST
-from export.capture.onnx_interface import InputLayout, adapt_inputs, adapt_outputs, infer_layouts, name_inputs
+from export.capture.onnx_adapter import adapt_inputs, adapt_outputs
+from export.capture.onnx_interface import InputLayout, infer_layouts, name_inputs
 from export.capture.onnx_probe import Signature, find_signature
 from export.capture.parity import PARITY, largest_difference
 from export.capture.source_divergence import find_source_divergence
@@ -43,12 +44,13 @@ ReadSamples = Callable[[Task], Sequence[Arrays]]
 class OnnxHints:
     """What is known of a file beside its content. inputs: specs of inputs from the recipe, in the order
     of the file's axes. constants: values of inputs from the recipe. rows: arrays of some samples, by input. read: reads
-    some samples."""
+    some samples. quantizes: whether the recipe quantizes the model."""
 
     inputs: tuple[TensorSpec, ...] = ()
     constants: Mapping[str, Any] = field(default_factory=dict)
     rows: Mapping[str, Sequence[Array]] = field(default_factory=dict)
     read: ReadSamples | None = None
+    quantizes: bool = False
 
 
 class OnnxInterface(BaseModel):
@@ -78,11 +80,16 @@ def import_onnx(path: Path, folder: Path, task: str | None = None, hints: OnnxHi
     """Check the file, normalize it, write it to `folder`, and compare its outputs with those of the original file.
 
     task: default "tensors"; image-classification needs one float input [batch, channels, height, width].
-    Raises SourceError for a file that is damaged or quantized, or whose inputs are not known.
+    Raises SourceError for a file that is damaged, that is to be quantized again, or whose inputs are not known.
     """
     hints = hints or OnnxHints()
     proto = read_onnx(path)
-    refuse_quantized(proto, path)
+    quantized = find_quantized_operators(proto)
+    if quantized and hints.quantizes:
+        raise SourceError(
+            f"{path} is already quantized (it has {', '.join(quantized[:3])}). Give the float model that it was made "
+            f"from; or prove and serve it as it is: laconic export {path}"
+        )
     layouts = infer_layouts(ir.from_proto(proto), path, specs=hints.inputs, constants=hints.constants, rows=hints.rows)
     constants = {each.name: each.constant.tolist() for each in layouts if each.constant is not None}
     fed = [each for each in layouts if each.constant is None]
@@ -93,8 +100,9 @@ def import_onnx(path: Path, folder: Path, task: str | None = None, hints: OnnxHi
     if half:
         widen_half(model)
     name_nodes(model.graph)
-    optimize(model)
-    rewriter.rewrite(model, [fuse_batchnorm_into_conv_rule])
+    if not quantized:  # folding would turn integer weights into floats
+        optimize(model)
+        rewriter.rewrite(model, [fuse_batchnorm_into_conv_rule])
     signature = adapted.signature
     graph = write_graph(model, folder, signature.inputs, signature.outputs)
     allowed = HALF_PARITY if half else PARITY
@@ -122,15 +130,6 @@ def choose_typical(samples: Sequence[Arrays]) -> Arrays:
 def is_row(inputs: Arrays) -> bool:
     """Return whether inputs are of one row."""
     return all(len(array) == 1 for array in inputs.values())
-
-
-def refuse_quantized(proto: ModelProto, path: Path) -> None:
-    """Raise SourceError for a model that is quantized already."""
-    if quantized := find_quantized_operators(proto):
-        raise SourceError(
-            f"{path} is already quantized (it has {', '.join(quantized[:3])}); expected the float model that it was "
-            f"made from"
-        )
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,7 @@ def summarize_onnx(path: Path) -> dict[str, Any]:
     inputs = [describe_input(model, str(value.name), path) for value in values]
     obstacles = [each["obstacle"] for each in inputs if each["obstacle"]]
     if quantized := find_quantized_operators(proto):
-        obstacles.append(
-            f"it is quantized already ({', '.join(quantized)}): give the float model that it was made from"
-        )
+        obstacles.append(f"it is quantized already ({', '.join(quantized)}): laconic export serves it as it is")
     operators = Counter(node.op_type for node in model.graph.all_nodes())
     names = ", ".join(f"{value.name}=..." for value in values)
     return {

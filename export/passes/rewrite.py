@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Sequence
 import ml_dtypes
 import numpy as np
 import onnx
-from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from export.passes.half import HalfType, to_half
 from laconic.arrays import Array
@@ -21,8 +21,6 @@ STORAGE: dict[ActivationType, np.dtype[np.generic]] = {
 """The NumPy types of quantized activations."""
 HALF_TYPES: dict[Precision, HalfType] = {"float16-weight": "float16", "bfloat16-weight": "bfloat16"}
 """The types of weights in 16 bits."""
-MULTIPLIERS = frozenset({"MatMul", "Gemm", "Conv", "LSTM", "GRU", "RNN"})
-"""Operators that multiply by weights."""
 SHARED_BYTES = 1024
 """The least bytes of weights that are compared for equality."""
 
@@ -294,23 +292,21 @@ class GraphRewriter:
         equal: dict[str, str] = {}
         for name, tensor in self._added.items():
             if len(tensor.raw_data) >= SHARED_BYTES:
-                first = firsts.setdefault((tensor.data_type, tuple(tensor.dims), tensor.raw_data), name)
-                if first != name:
-                    equal[name] = first
+                equal[name] = firsts.setdefault((tensor.data_type, tuple(tensor.dims), tensor.raw_data), name)
         for node in nodes if equal else ():
             for name in set(node.input) & equal.keys():
                 self._redirect(node, name, equal[name])
 
     def _dequantize_for_subgraphs(self, nodes: Sequence[NodeProto]) -> list[NodeProto]:
-        """Make nodes that compute the weights that subgraphs alone still read in float from the integers that are there
-        already. Engines fold these when they load the graph; a DequantizeLinear they run anew each time."""
+        """Make nodes that compute from integers what subgraphs alone still read in float. Engines fold these when they
+        load the graph; a DequantizeLinear they run anew each time."""
         direct = {tensor for node in nodes for tensor in node.input} | self.outputs
         inner = {tensor for node in nodes for tensor in read_tensors(node)} - direct
         made: list[NodeProto] = []
-        for name, (weight, scale, shape) in self._stored.items():
-            if name in inner:
-                column = self.set_initializer(f"{name}/column", self.array(scale).reshape(shape))
-                made += make_cast(weight, column, name)
+        for name in sorted(self._stored.keys() & inner):
+            weight, scale, shape = self._stored[name]
+            column = self.set_initializer(f"{name}/column", self.array(scale).reshape(shape))
+            made += make_cast(weight, column, name)
         return made
 
 
@@ -332,18 +328,3 @@ def read_tensors(node: NodeProto) -> Iterator[str]:
             yield from (value.name for value in graph.output)
             for inner in graph.node:
                 yield from read_tensors(inner)
-
-
-def count_inner_layers(graph: GraphProto) -> dict[str, int]:
-    """Count the nodes that multiply by weights in the bodies of If, Loop and Scan, by the operator around them."""
-    weights = {tensor.name for tensor in graph.initializer}
-    counts: dict[str, int] = {}
-    for node in graph.node:
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                known = weights | {tensor.name for tensor in inner.initializer}
-                own = sum(each.op_type in MULTIPLIERS and not known.isdisjoint(each.input) for each in inner.node)
-                nested = sum(count_inner_layers(inner).values())
-                if own + nested:
-                    counts[node.op_type] = counts.get(node.op_type, 0) + own + nested
-    return counts
