@@ -93,4 +93,5 @@ def format_speedup(time: Timing) -> str:
 
 def compare_sizes(before: float, after: float) -> str:
     """Say how many times smaller or larger a size in bytes became."""
-    return f"{before / after:.1f} x smaller" if after <= before else f"{after / before:.1f} x larger"
+    ratio = max(before, after) / min(before, after)
+    return "as large" if f"{ratio:.1f}" == "1.0" else f"{ratio:.1f} x {'smaller' if after <= before else 'larger'}"
