@@ -1,5 +1,6 @@
 """Writing a normalized graph to disk."""
 
+import math
 import shutil
 from pathlib import Path
 
@@ -20,7 +21,8 @@ operator. Per-channel Q/DQ needs 13, Gelu as one operator 20."""
 IR_VERSION = 10
 """The version of the file format, for opsets up to 22. A source with a newer opset keeps its own."""
 DATA = "model.data"
-MULTIPLIERS = frozenset({"MatMul", "Gemm", "Conv", "LSTM", "GRU", "RNN"})
+RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
+MULTIPLIERS = frozenset({"MatMul", "Gemm", "Conv"}) | RECURRENT
 """Operators that multiply by weights."""
 
 
@@ -66,3 +68,11 @@ def count_inner_layers(graph: GraphProto) -> dict[str, int]:
                 if own + nested:
                     counts[node.op_type] = counts.get(node.op_type, 0) + own + nested
     return counts
+
+
+def count_recurrent_share(graph: GraphProto) -> float:
+    """Return the share of all weights that recurrent layers hold, which are not quantized."""
+    sizes = {tensor.name: math.prod(tensor.dims) for tensor in graph.initializer}
+    recurrent = {name for node in graph.node if node.op_type in RECURRENT for name in node.input}
+    total = sum(sizes.values())
+    return sum(size for name, size in sizes.items() if name in recurrent) / total if total else 0.0
