@@ -1,9 +1,13 @@
 """The weights of a folder of transformers, in the model that its config describes."""
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +19,13 @@ from transformers.utils import logging as transformers_logging
 
 from laconic.errors import SourceError
 from laconic.models.model_folder import read_source_json
+from laconic.models.state_dicts import WRAPPERS
+from laconic.models.weights import read_weights
 
 if TYPE_CHECKING:
     from laconic.tasks.task import Task
+
+log = logging.getLogger("laconic.models")
 
 
 @contextmanager
@@ -65,7 +73,8 @@ def from_pretrained(
                 trust_remote_code=trust,
                 **(class_config(labels, problem_type) if labels else {}),
             )
-            model, report = model_class(config, auto_class).from_pretrained(
+            read = partial(
+                model_class(config, auto_class).from_pretrained,
                 folder,
                 config=config,
                 local_files_only=True,
@@ -77,6 +86,9 @@ def from_pretrained(
                 ignore_mismatched_sizes=True,  # `check_weights` reports them
                 **model_options(config, auto_class, pooler=pooler),
             )
+            model, report = read()
+            if missing_weights(model, report, has_new_head=bool(labels)):
+                model, report = read_prefixed(read, folder, has_new_head=bool(labels)) or (model, report)
             if labels:
                 reset_head(model, len(labels))
     except Exception as error:
@@ -85,15 +97,53 @@ def from_pretrained(
     return model, files
 
 
+def missing_weights(model: Any, report: Mapping[str, Any], *, has_new_head: bool) -> list[str]:
+    """Return the weights that a folder lacks, save those of a new head. report: what transformers says of loading."""
+    missing = sorted(report["missing_keys"])
+    return [name for name in missing if not (has_new_head and is_head_weight(model, name))]
+
+
+def read_prefixed(
+    read: Callable[..., tuple[Any, Mapping[str, Any]]], folder: Path, *, has_new_head: bool
+) -> tuple[Any, Mapping[str, Any]] | None:
+    """Read a folder whose weights were saved from a compiled or wrapped model, and say which prefix was removed from
+    their names; None where no prefix makes them fit. read: reads the model with a `key_mapping` of names."""
+    names = stored_names(weight_files(folder))
+    levels = zip(*(name.split(".")[:-1] for name in names), strict=False)
+    start = [parts[0] for parts in takewhile(lambda parts: len(set(parts)) == 1, levels)]
+    prefixes = [".".join(start[: count + 1]) for count in range(len(start))]
+    mappings = {f"{prefix}.": {f"^{re.escape(prefix)}\\.": ""} for prefix in prefixes}
+    within = sorted(WRAPPERS & {part for name in names for part in name.split(".")})
+    if within:
+        mappings[" and ".join(f"{each}." for each in within)] = {rf"(^|\.)({'|'.join(within)})\.": r"\1"}
+    for prefix, mapping in mappings.items():
+        model, report = read(key_mapping=mapping)
+        if not missing_weights(model, report, has_new_head=has_new_head):
+            log.warning("%s: removed %r from the names of the weights", folder, prefix)
+            return model, report
+    return None
+
+
+def stored_names(files: Sequence[Path]) -> list[str]:
+    """Return the names of the weights in files."""
+    names: list[str] = []
+    for path in files:
+        if path.suffix == ".safetensors":
+            with safe_open(path, "pt") as file:
+                names += file.keys()
+        else:
+            names += [name for name, value in read_weights(path).items() if isinstance(value, torch.Tensor)]
+    return names
+
+
 def check_weights(folder: Path, model: Any, report: Mapping[str, Any], *, has_new_head: bool) -> None:
     """Raise SourceError for weights that the folder lacks or that have another shape, save those of a new head.
 
     report: what transformers says of loading, `missing_keys` and `mismatched_keys`.
     """
-    missing = sorted(report["missing_keys"])
+    missing = missing_weights(model, report, has_new_head=has_new_head)
     mismatched = sorted(report["mismatched_keys"])
     if has_new_head:
-        missing = [name for name in missing if not is_head_weight(model, name)]
         mismatched = [each for each in mismatched if not is_head_weight(model, each[0])]
     if mismatched:
         raise SourceError(describe_mismatch(folder, model, *mismatched[0]))
@@ -180,10 +230,7 @@ def has_pooler(folder: Path) -> bool:
     files = weight_files(folder)
     if not learned or files[0].suffix != ".safetensors":
         return True
-    stored: set[str] = set()
-    for path in files:
-        with safe_open(path, "pt") as file:
-            stored.update(file.keys())
+    stored = stored_names(files)
     return all(any(name.endswith(end) for name in stored) for end in learned)
 
 

@@ -62,6 +62,7 @@ def _open_with_head(recipe: TrainingRecipe, trust: bool) -> Checkpoint:
         task=recipe.task,
         builder=recipe.builder,
         arguments=recipe.arguments,
+        weights_key=recipe.weights_key,
         inputs=recipe.inputs or None,
         trust=trust,
     )
