@@ -101,6 +101,8 @@ def open_lineage(
             steps.warn(difference)
         for note in source.notes if isinstance(source, GraphSource) else ():
             steps.warn(note)
+        for note in samples.left_out:
+            steps.warn(note)
         if samples.copies:
             steps.warn(
                 f"{samples.copies} samples are copies of others, or differ by case, spaces or a letter. Each group of "

@@ -58,6 +58,7 @@ def open_source(origin: Origin, cache: Cache, *, trust: bool, samples: Path | No
         task=origin.task,
         builder=origin.builder,
         arguments=origin.arguments or None,
+        weights_key=origin.weights_key,
         inputs=origin.inputs or None,
         samples=load_samples(origin, samples),
         trust=trust,
@@ -203,6 +204,7 @@ def open_original_source(path: Path, artifact: Path, *, builder: str | None = No
                 f"Give --trust if the artifact is yours"
             )
         keys |= {"builder": builder, "arguments": made.get("arguments", {}), "inputs": manifest.inputs}
+        keys["weights_key"] = made.get("weights_key")
     return open_source(Recipe.parse(keys | {"stages": []}), Cache(), trust=trust)
 
 

@@ -78,6 +78,17 @@ class BiLstm(nn.Module):
         return self.head(self.lstm(x)[0])
 
 
+class Enclosing(nn.Module):
+    """A module whose attribute has the name that DataParallel uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.module = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.module(x)
+
+
 class Perceptron(nn.Module):
     """Linear layers of the given widths."""
 

@@ -101,7 +101,7 @@ def test_answers_name_the_likeliest_tokens_and_a_pair_of_texts_is_no_text(checkp
     (answer,) = task.decode({"logits": logits}, [""])
     assert answer["token"] == "world"
     assert len(answer["scores"]) == 5
-    assert task.scorer({"logits": logits}, ["world"])(np.arange(1)) == 1
+    assert task.scorer({"logits": logits}, [task.index("world")])(np.arange(1)) == 1
     assert task.parse_label("world", "") == task.parse_label(task.index("world"), "") == task.index("world")
     with pytest.raises(InputError, match="must be a text"):
         checkpoint.task.parse(["a", "b"])

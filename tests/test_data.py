@@ -89,6 +89,27 @@ def test_columns_of_a_csv_may_stand_between_other_delimiters(delimiter, rows, tm
     assert dataset.labels == [label for _, label in rows]
 
 
+@pytest.mark.parametrize(
+    "content", [b"\xef\xbb\xbftext,label\r\na,1\r\n\r\nb,0\r\n,\r\n \r\n", b"\r\n\ntext;label\na;1\n\nb;0\n;\n"]
+)
+def test_byte_order_marks_line_ends_and_blank_rows_of_a_csv_do_not_matter(content, tmp_path):
+    (tmp_path / "t.csv").write_bytes(content)
+    dataset = read(tmp_path / "t.csv", TEXT)
+    assert list(dataset.samples) == ["a", "b"]
+    assert dataset.labels == ["1", "0"]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_values_of_nested_columns_have_a_dot_in_their_names(suffix, tmp_path):
+    path = tmp_path / f"t{suffix}"
+    WRITERS[suffix](path, [{"review": {"body": "good", "stars": 5}}, {"review": {"body": "bad", "stars": 1}}])
+    dataset = read(path, TEXT, {"text": "review.body", "label": "review.stars"})
+    assert list(dataset.samples) == ["good", "bad"]
+    assert dataset.labels == [5, 1]
+    with pytest.raises(DataError, match=r"no column 'review\.title' for 'text'\. The columns are 'review'"):
+        read(path, TEXT, {"text": "review.title"})
+
+
 def test_a_column_of_a_csv_may_be_called_anything_and_hold_semicolons_or_a_long_document(tmp_path):
     (tmp_path / "t.csv").write_text("notes; of a kind\none\ntwo; and more\n")
     assert list(read(tmp_path / "t.csv", TEXT).samples) == ["one", "two; and more"]
@@ -183,6 +204,7 @@ def test_images_come_from_folders_with_or_without_classes_and_from_files(tmp_pat
         ("t.csv", b"text,label\na,1\nb\n", r"row 3: 1 fields, the first line names 2"),
         ("t.csv", b'text,label\n"a\nb",1\nc,d,e\n', r"row 4: 3 fields"),
         ("t.csv", b'text,label\n"a"b,1\n', r"row 2: not CSV"),
+        ("t.csv", b"film;kind\na;b;neg\n", r"';' parts the first line and the next one into different numbers"),
         ("t.csv", b"sentence,label\na,1\n", r"row 2: there is no 'text'"),
         ("t.txt", b"good\n\xe4\xf6\n", r"t\.txt, row 2: byte 0xe4 is not UTF-8"),
         ("t.parquet", b"PAR1 no", r"t\.parquet does not read as Parquet"),
@@ -229,9 +251,9 @@ GOOD = {"x": np.ones((3, 2), np.float32), "n": np.ones(3, np.int64)}
         (GOOD | {"m": GOOD["n"]}, "'m', which is no input of the model"),
         (GOOD | {"x": np.ones((3, 2))}, r"'x' is float64, expected float32\. Save it with \.astype\('float32'\)"),
         (GOOD | {"x": np.ones(3, np.float32)}, r"'x' has shape"),
-        (GOOD | {"n": np.ones(2, np.int64)}, r"'n' has shape \[2\], expected 3 along axis 0"),
-        (GOOD | {"label": np.ones(2, np.int64)}, r"'label' has shape \[2\], expected 3 along axis 0"),
-        (GOOD | {"label": np.int64(2)}, r"'label' has shape \[\]"),
+        (GOOD | {"n": np.ones(2, np.int64)}, r"'n' holds 2 samples along axis 0, expected 3"),
+        (GOOD | {"label": np.ones(2, np.int64)}, r"'label' holds 2 samples along axis 0, expected 3"),
+        (GOOD | {"label": np.int64(2)}, r"'label' holds no samples along its first axis"),
         ({"x": np.ones((0, 2), np.float32), "n": np.ones(0, np.int64)}, "holds no samples"),
         (GOOD | {"x": np.array([[1, 2], [np.nan, 1], [1, 2]], np.float32)}, r"row 2: 'x' holds NaN"),
         (GOOD | {"n": np.array([None, 1, 2])}, "does not read as .npz"),
@@ -276,6 +298,25 @@ def test_a_folder_that_makes_no_sense_is_refused(names, message, tmp_path):
     for name in names:
         save_image(tmp_path / name)
     with pytest.raises(DataError, match=message):
+        read(tmp_path, IMAGES)
+
+
+def test_images_are_known_by_their_content_and_what_is_left_out_is_said(tmp_path):
+    for name in ("cat/1.png", "cat/2.jpg", "dog/3.webp", "dog/4.gif", "dog/5.bmp", "dog/6.tif"):
+        file = save_image(tmp_path / name, colour=int(name[4]))
+        file.rename(file.with_suffix(".jfif" if name.startswith("cat") else ""))
+    assert read(tmp_path, IMAGES).left_out == ""
+    (tmp_path / "notes.txt").write_text("of cats")
+    (tmp_path / ".hidden").write_text("")
+    save_image(tmp_path / "dog" / "more" / "6.png")
+    dataset = read(tmp_path, IMAGES)
+    assert dataset.labels == [0, 0, 1, 1, 1, 1]
+    assert "2 of 8 files" in dataset.left_out
+    assert dataset.left_out.endswith("are no samples and are left out: dog/more/6.png, notes.txt")
+    recipe = Recipe.parse({"source": "m", "data": str(tmp_path)})
+    assert split_samples(recipe, IMAGES).left_out == (dataset.left_out,)
+    (tmp_path / "dog" / "7.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"7\.png is not an image"):
         read(tmp_path, IMAGES)
 
 

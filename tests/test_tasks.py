@@ -172,6 +172,20 @@ def test_an_unknown_class_is_refused_with_the_known_ones(label):
         TASKS["text-classification"].parse_label(label, "")
 
 
+def test_numbers_are_names_wherever_the_names_are_numbers():
+    stars = TASKS["text-classification"].with_labels(["1", "2", "3", "4", "5"])
+    assert [stars.parse_label(label, "") for label in (1, "1", 5, "5", np.int64(2))] == [0, 0, 4, 4, 1]
+    for label in (0, "0", 6, "01"):
+        with pytest.raises(DataError, match="none of the model's classes: 1, 2, 3, 4, 5"):
+            stars.parse_label(label, "")
+    signs = stars.with_labels(["-1", "1"])
+    assert [signs.parse_label(label, "") for label in (-1, "-1", 1)] == [0, 0, 1]
+    zeros = stars.with_labels(["01", "02", "1"])
+    assert [zeros.parse_label(label, "") for label in ("01", "1", 1)] == [0, 2, 2]
+    with pytest.raises(DataError, match="label '00' is none"):
+        TASKS["text-classification"].parse_label("00", "")
+
+
 def test_classifiers_answer_with_the_likeliest_class_first():
     (answer,) = TASKS["text-classification"].decode({"logits": np.log(np.array([[0.2, 0.8]]))}, [""])
     assert answer["label"] == "yes"

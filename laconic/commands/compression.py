@@ -16,6 +16,7 @@ from laconic.commands.options import (
     Source,
     Task,
     Trust,
+    WeightsKey,
     parse_columns,
     print_json,
 )
@@ -59,6 +60,7 @@ def compress(
     recipe: RecipeFile = None,
     task: Task = None,
     builder: Builder = None,
+    weights_key: WeightsKey = None,
     target: Annotated[str | None, typer.Option(help="Hardware target: cpu, cuda or tensorrt.")] = None,
     engine_only: EngineOnly = None,
     portable: Portable = None,
@@ -81,7 +83,7 @@ def compress(
     reported, with exit code 3.
     """
     keys: dict[str, Any] = {"source": source, "task": task, "builder": builder, "target": target, "to": to}
-    keys |= {"engine_only": engine_only, "portable": portable, "keep_graph": keep_graph}
+    keys |= {"weights_key": weights_key, "engine_only": engine_only, "portable": portable, "keep_graph": keep_graph}
     goal = {"fidelity": fidelity, "max_drop": max_drop, "max_latency": max_latency, "max_size": max_size}
     samples: dict[str, Any] = {key: str(path) for key, path in (("calibrate", data), ("train", train)) if path}
     samples |= {"columns": parse_columns(column)} if column else {}
@@ -132,6 +134,7 @@ def export(
     data: Data = None,
     task: Task = None,
     builder: Builder = None,
+    weights_key: WeightsKey = None,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
@@ -143,6 +146,7 @@ def export(
         "source": source,
         "task": task,
         "builder": builder,
+        "weights_key": weights_key,
         "stages": [],
         "data": data and str(data),
     }
@@ -180,7 +184,8 @@ def build(
     if original is not None:
         made = read_manifest(artifact)
         # A module of one's own is built with the arguments and for the inputs that it was compressed with.
-        arguments = {"arguments": made.source.get("arguments", {}), "inputs": made.inputs} if builder else {}
+        kept = {key: made.source[key] for key in ("arguments", "weights_key") if key in made.source}
+        arguments = kept | {"inputs": made.inputs} if builder else {}
         source = Origin.model_validate({"source": str(original), "task": made.task, "builder": builder} | arguments)
     goal = None if fidelity is None else {"fidelity": fidelity}
     changes: dict[str, Any] = {"target": target, "engine_only": engine_only, "portable": portable, "goal": goal}

@@ -17,6 +17,9 @@ ArtifactPath = Annotated[Path, typer.Argument(help="Folder of an artifact.", met
 Trust = Annotated[bool, typer.Option("--trust", help="Allow code that the source or the recipe brings.")]
 Task = Annotated[str | None, typer.Option(help="Task of the model; default: inferred from the source.")]
 Builder = Annotated[str | None, typer.Option(help='"package.module:factory" that builds your own module.')]
+WeightsKey = Annotated[
+    str | None, typer.Option(help="Key or prefix of the weights in a weights file that holds several, as ema.")
+]
 Data = Annotated[
     Path | None,
     typer.Option(help="Samples: a .jsonl, .csv, .parquet, .npz or .txt file, a folder of shards or of images."),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from laconic.commands.options import Builder, Json, Source, Task, Trust, print_json
+from laconic.commands.options import Builder, Json, Source, Task, Trust, WeightsKey, print_json
 from laconic.errors import GoalMissed, UsageError
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def finetune(
     recipe: Annotated[Path | None, typer.Option(help="YAML file; command-line options override the recipe.")] = None,
     task: Task = None,
     builder: Builder = None,
+    weights_key: WeightsKey = None,
     epochs: Annotated[float | None, typer.Option(min=0, help="Passes over the data.")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Global batch size, in rows over all devices.")] = None,
     steps: StepCount = None,
@@ -69,7 +70,7 @@ def finetune(
     snapshot; under torchrun the same recipe trains on several devices.
     """
     files = {key: str(value) for key, value in {"train": data, "evaluate": evaluate}.items() if value}
-    keys = {"source": source, "task": task, "builder": builder, "data": files or None}
+    keys = {"source": source, "task": task, "builder": builder, "weights_key": weights_key, "data": files or None}
     options = {"epochs": epochs, "batch_size": batch, "steps": steps, "seed": seed, "memory": memory}
     settings = {"techniques": technique or None, "learning_rate": lr, "assignments": assignment or None}
     chosen = read_training_recipe(recipe, keys | options | settings, trust=trust)

@@ -69,7 +69,8 @@ class Dataset:
     where copies were not looked for. sketches: what is compared of each row to find them. lengths: the length of each
     sample, by `Task.length`. shapes: the shapes of each sample's arrays; samples of different shapes cannot share a
     batch. fingerprint: digest of keys, labels, kinds and the whole file. kinds: the kind of each sample, "" where a row
-    names none; empty where no row does. numbers: of each row in its file, from 1.
+    names none; empty where no row does. numbers: of each row in its file, from 1. left_out: a sentence about the files
+    of its folder that are no samples, "" without any.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Dataset:
     groups: tuple[str, ...] = ()
     sketches: tuple[RowSketch, ...] = ()
     numbers: tuple[int, ...] = ()
+    left_out: str = ""
 
     def __len__(self) -> int:
         return len(self.samples)

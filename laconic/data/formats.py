@@ -5,7 +5,9 @@ on, from 1; in formats without lines by its number.
 """
 
 import csv as csv_module
+import itertools
 import json
+import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -19,7 +21,12 @@ SUFFIXES: dict[SampleKind, tuple[str, ...]] = {
     "images": (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
     "audio": (".wav", ".flac", ".ogg", ".oga", ".mp3"),
 }
-"""Of the files in folders of samples, by what they hold."""
+"""Of the files in folders of samples, by what they hold: one that does not read is an error, and is not left out."""
+MAGIC: dict[SampleKind, re.Pattern[bytes]] = {
+    "images": re.compile(rb"\x89PNG\r\n|\xff\xd8\xff|RIFF....WEBP|BM....\0\0\0\0|GIF8|II\*\0|MM\0\*", re.DOTALL),
+    "audio": re.compile(rb"RIFF....WAVE|fLaC|OggS|ID3|\xff[\xfb\xf3\xf2]", re.DOTALL),
+}
+"""How the contents of samples begin, whatever their names, such as photo.jfif or a hash."""
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -68,13 +75,24 @@ LONGEST_FIELD = 2**24
 
 def find_delimiter(path: Path, task: Task) -> str:
     """Find what stands between the columns of a file: the comma, unless the first line has none and names the task's
-    columns, or as many as the next line has, by another delimiter."""
-    rows = [line for _, (_, line) in zip(range(2), lines(path), strict=False)]
+    columns, or as many as the next line has, by another delimiter. Blank lines do not count.
+
+    Raises DataError where that would make texts with their labels in them of lines with another number of columns.
+    """
+    rows = list(itertools.islice((line for _, line in lines(path) if line.strip()), 2))
+    uneven = ""
     for delimiter in DELIMITERS:
         header, *others = (split_fields(row, delimiter) for row in rows or [""])
         known = {task.field, *task.columns} & {name.strip() for name in header}
         if len(header) > 1 and (delimiter == "," or known or [len(row) for row in others] == [len(header)]):
             return delimiter
+        if len(header) > 1 and others and len(others[0]) > 1:
+            uneven = delimiter
+    if uneven:
+        raise DataError(
+            f"{path.name}: {uneven!r} parts the first line and the next one into different numbers of columns. Put "
+            f"quotes around fields that hold {uneven!r}"
+        )
     return ","
 
 
@@ -88,7 +106,7 @@ def split_fields(line: str, delimiter: str) -> list[str]:
 
 def csv(path: Path, task: Task, also: Collection[str] = ()) -> Iterator[Row]:
     """Read values between commas, semicolons, tabs or bars; the first line names the columns. The only column of a file
-    may have any name."""
+    may have any name. Blank rows are left out."""
     csv_module.field_size_limit(LONGEST_FIELD)
     delimiter = find_delimiter(path, task)
     reader = csv_module.reader((line for _, line in lines(path)), delimiter=delimiter, strict=True)
@@ -96,9 +114,11 @@ def csv(path: Path, task: Task, also: Collection[str] = ()) -> Iterator[Row]:
     number = 1
     try:
         for fields in reader:
-            if header is None:
+            if fields != [""] and not any(field.strip() for field in fields):
+                pass
+            elif header is None:
                 header = [task.field] if len(fields) == 1 else [name.strip() for name in fields]
-            elif fields:
+            else:
                 if len(fields) != len(header):
                     raise DataError(
                         f"{path.name}, row {number}: {len(fields)} fields, the first line names {len(header)}. "
@@ -137,5 +157,10 @@ def folder(path: Path, task: Task, also: Collection[str] = ()) -> Iterator[Row]:
 
 
 def is_sample(path: Path, kind: SampleKind) -> bool:
-    """Return whether a file's name says that it holds a sample of this kind."""
-    return path.suffix.lower() in SUFFIXES[kind] and not path.name.startswith(".") and path.is_file()
+    """Return whether a file holds a sample of this kind, by its name or by its content."""
+    if path.name.startswith(".") or not path.is_file():
+        return False
+    if path.suffix.lower() in SUFFIXES[kind]:
+        return True
+    with path.open("rb") as file:
+        return MAGIC[kind].match(file.read(16)) is not None

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from laconic.tasks.task import Task
 
 FEW = 64
 """Samples that tell the sizes of a model's inputs."""
+LISTED = 5
+"""Names of files that are listed where there are more."""
 SHARDS = (".jsonl", ".csv", ".parquet")
 """The formats in which a dataset may lie in several files of one folder."""
 
@@ -42,7 +45,23 @@ def read(path: Path, task: Task, columns: Mapping[str, str] | None = None, *, sk
                 entries += pool.map(check, rows)
         else:
             entries += map(check, rows)
-    return join_rows(entries, task, path.name, file=None if path.is_dir() else path)
+    dataset = join_rows(entries, task, path.name, file=None if path.is_dir() else path)
+    return replace(dataset, left_out=describe_left_out(path, dataset)) if path.is_dir() else dataset
+
+
+def describe_left_out(path: Path, dataset: Dataset) -> str:
+    """Say how many files of a folder, hidden ones excepted, are no samples; "" where all are, or hold rows."""
+    sources = set(dataset.samples.sources if is_file(dataset.samples.sources[0]) else ())
+    files = [file for file in path.rglob("*") if file.is_file()] if sources else []
+    names = sorted(
+        str(file.relative_to(path))
+        for file in files
+        if file not in sources and not any(part.startswith(".") for part in file.relative_to(path).parts)
+    )
+    if not names:
+        return ""
+    listed = ", ".join(names[:LISTED]) + (", ..." if len(names) > LISTED else "")
+    return f"{len(names)} of {len(names) + len(sources)} files in {path.name} are no samples and are left out: {listed}"
 
 
 def read_few(path: Path, task: Task, columns: Mapping[str, str] | None = None, count: int = FEW) -> list[Any]:
@@ -68,11 +87,15 @@ def list_shards(path: Path) -> list[Path]:
 
 
 def rename_columns(row: Row, columns: Mapping[str, str], path: Path) -> Row:
-    """Return the row with the task's names of columns. Raises DataError for a column that it lacks."""
+    """Return the row with the task's names of columns; `outer.inner` is a value of a nested column. Raises DataError
+    for a column that it lacks."""
     values = dict(row.values)
     for name, column in columns.items():
+        outer, _, inner = column.partition(".")
         if column in values:
             values[name] = values.pop(column)
+        elif isinstance(values.get(outer), Mapping) and inner in values[outer]:
+            values[name] = values[outer][inner]
         elif name not in values:
             raise DataError(
                 f"{path.name}, row {row.number}: there is no column {column!r} for {name!r}. The columns are "
@@ -94,7 +117,8 @@ def read_rows(path: Path, task: Task, columns: Mapping[str, str] | None = None) 
         raise DataError(
             f"{path.name} is of an unknown format {kind!r}. {registry.did_you_mean(kind, registry.FORMATS)}"
         )
-    rows: Iterator[Row] = registry.resolve("format", kind)(path, task, tuple((columns or {}).values()))
+    also = tuple(name for column in (columns or {}).values() for name in (column, column.partition(".")[0]))
+    rows: Iterator[Row] = registry.resolve("format", kind)(path, task, also)
     return rows
 
 

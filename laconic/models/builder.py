@@ -17,33 +17,32 @@ from torch import nn
 from laconic import registry
 from laconic.errors import MissingPackage, SourceError, UntrustedSource, UsageError
 from laconic.hashing import digest_file
+from laconic.models.state_dicts import find_module, find_state_dict
 from laconic.models.weights import fill, read_weights
 from laconic.registry import PACKAGES
 from laconic.tensor import BATCH, TensorSpec
 
 
 def load(
-    path: Path, builder: str | None, arguments: Mapping[str, Any], *, trust: bool
+    path: Path, builder: str | None, arguments: Mapping[str, Any], *, weights_key: str | None = None, trust: bool
 ) -> tuple[nn.Module, dict[str, Any]]:
     """Build a module and load a weight file into it; returns the module and its source, from which to build it again.
 
+    weights_key: under which key the file has the weights, where it has several.
     Raises SourceError where the two do not fit, or a file holds weights alone and there is no builder; UntrustedSource
     for a file that only loads by executing what it carries.
     """
     content = read_weights(path, trust=trust)
     if builder is None:
-        if isinstance(content, nn.Module):
-            return content, {"kind": "pickled module", "sha256": digest_file(path).sha256}
+        if (pickled := find_module(content, path, weights_key)) is not None:
+            return pickled, {"kind": "pickled module", "sha256": digest_file(path).sha256}
         raise SourceError(
             f"{path} holds weights, and nothing says which module they belong to. Give --builder package.module:factory"
         )
-    tensors = content.state_dict() if isinstance(content, nn.Module) else content
-    if not isinstance(tensors, dict) or not tensors:
-        raise SourceError(f"{path} holds no weights by name; expected a state dict, saved with model.state_dict()")
     source = describe_source(builder, arguments)
     module = build(source)
-    fill(module, tensors, path)
-    return module, source
+    fill(module, find_state_dict(content, module, path, weights_key), path)
+    return module, source if weights_key is None else source | {"weights_key": weights_key}
 
 
 def load_program(path: Path, *, trust: bool) -> tuple[nn.Module, dict[str, Any], tuple[TensorSpec, ...]]:

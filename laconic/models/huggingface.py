@@ -20,11 +20,12 @@ from laconic.models.embedder import (
     read_modules,
 )
 from laconic.models.encoder_decoder import EncoderDecoder, SpeechWriter, find_cache_shape, read_generation, read_prompt
+from laconic.models.folder_weights import from_pretrained, has_pooler
 from laconic.models.image_processor import open_processor, read_preprocess
 from laconic.models.language_model import LanguageModel, MaskedLanguageModel, check_causal, check_masked
 from laconic.models.model_folder import read_source_json, refuse_foreign
 from laconic.models.object_detector import ObjectDetector, check_sides, read_scoring
-from laconic.models.pretrained import ENCODER, Loaded, class_config, from_pretrained, has_pooler
+from laconic.models.pretrained import ENCODER, Loaded, class_config
 from laconic.models.processors import find_mask_id, read_chat_template, read_end_token, read_tokenizer, resolve_task
 from laconic.models.speech import SpeechModel
 from laconic.models.task_inference import check_head, infer_task, match_architecture, pretrained_tasks

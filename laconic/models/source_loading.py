@@ -42,6 +42,7 @@ def load_source(
     task: str | None = None,
     builder: str | None = None,
     arguments: dict[str, Any] | None = None,
+    weights_key: str | None = None,
     inputs: tuple[TensorSpec, ...] | None = None,
     samples: Arrays | None = None,
     trust: bool = False,
@@ -50,7 +51,8 @@ def load_source(
 
     source: a folder of transformers or sentence-transformers; a file of weights, with the `builder`
     ("package.module:factory") and the `arguments` that make the module, and the `inputs` that it takes; or a
-    checkpoint saved before. samples: arrays by input, from which the inputs are found where nothing states them.
+    checkpoint saved before. weights_key: where such a file has the weights, keys joined by dots or a prefix of names.
+    samples: arrays by input, from which the inputs are found where nothing states them.
     trust: lets a source execute code that it carries.
     Raises SourceError, UntrustedSource.
     """
@@ -58,6 +60,8 @@ def load_source(
         raise SourceError(f"{source} does not exist; expected a model's folder, or a file of weights")
     if is_onnx(source):
         raise SourceError(f"{source} is an ONNX file: a graph, not a checkpoint. Stages that train need the checkpoint")
+    if weights_key is not None and (source.is_dir() or is_program(source)):
+        raise SourceError(f"{source} has its weights in one place, so that --weights-key has no use. Leave it out")
     if source.is_dir():
         return _load_folder(source, task, builder, trust)
     if source.suffix.lower() == ".gguf":
@@ -65,7 +69,7 @@ def load_source(
     if is_program(source):
         module, origin, traced = builders.load_program(source, trust=trust)
     else:
-        module, origin = builders.load(source, builder, arguments or {}, trust=trust)
+        module, origin = builders.load(source, builder, arguments or {}, weights_key=weights_key, trust=trust)
         traced = tuple(getattr(module, "inputs", ()))
     stated = inputs or traced
     if not stated and samples is not None:

@@ -18,17 +18,14 @@ from laconic.arrays import Array
 from laconic.errors import SourceError, UntrustedSource
 from laconic.hashing import hash_of
 
-NESTS = ("state_dict", "model_state_dict", "model")
-"""Keys under which training scripts save the state dict."""
-WRAPPERS = ("module.", "_orig_mod.", "module.")
-"""Prefixes that nn.DataParallel and torch.compile add to each name, in either order."""
 COUNTER = "num_batches_tracked"
 """A counter of batch normalization, unused after training, which other frameworks do not save."""
 SHOWN = 3
 
 
 def read_weights(path: Path, *, trust: bool = False) -> Any:
-    """Read a weight file: a state dict, or a whole module where `trust` lets a pickle execute its code.
+    """Read a weight file: what was saved, as a state dict or mappings around it, or a whole module where `trust` lets a
+    pickle execute its code.
 
     Raises SourceError for a file that is missing, damaged or of another kind, UntrustedSource for one that only reads
     by executing what it carries.
@@ -37,7 +34,7 @@ def read_weights(path: Path, *, trust: bool = False) -> Any:
         raise SourceError(f"{path} is missing; expected a file of weights (.safetensors, .pt, .pth or .bin)")
     if path.suffix == ".safetensors":
         return read_safetensors(path)
-    return _unnest(_read_pickle(path, trust))
+    return _read_pickle(path, trust)
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -105,27 +102,35 @@ def _archive_names(path: Path) -> list[str]:
         return archive.namelist()
 
 
-def _unnest(content: Any) -> Any:
-    while isinstance(content, Mapping):
-        inner = next((content[key] for key in NESTS if isinstance(content.get(key), (Mapping, nn.Module))), None)
-        if inner is None:
-            break
-        content = inner
-    if isinstance(content, Mapping):
-        tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
-        for prefix in WRAPPERS:
-            if tensors and all(name.startswith(prefix) for name in tensors):
-                tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
-        return tensors
-    return content
-
-
 def fill(module: nn.Module, tensors: Mapping[str, Tensor], origin: Path) -> None:
     """Copy the weights into the module, each cast to the dtype that is there.
 
     Raises SourceError naming the first few that are missing, left over or of another shape.
     """
-    state = module.state_dict(keep_vars=True)
+    if faults := describe_faults(module.state_dict(keep_vars=True), tensors):
+        raise SourceError(
+            f"the weights in {origin} do not fit the module: {faults}. Give the --builder, and the arguments, that "
+            f"these weights were trained with"
+        )
+    module.load_state_dict(dict(tensors), strict=False)
+
+
+def count_faults(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> int:
+    """Count the weights that are missing for a module's state dict, left over, or of another shape."""
+    return sum(map(len, list_faults(state, tensors).values()))
+
+
+def describe_faults(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> str:
+    """Name the first few weights that are missing, left over or of another shape; empty where all fit."""
+    return "; ".join(
+        f"{len(listed)} {what} ({', '.join(listed[:SHOWN])}{', ...' if len(listed) > SHOWN else ''})"
+        for what, listed in list_faults(state, tensors).items()
+        if listed
+    )
+
+
+def list_faults(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, list[str]]:
+    """List the weights that do not fit a module, by what is wrong. state: its state dict, of parameters themselves."""
     names = {id(value): name for name, value in state.items()}
     present = {names[id(value)] for name, value in state.items() if name in tensors}
     missing = [
@@ -133,23 +138,16 @@ def fill(module: nn.Module, tensors: Mapping[str, Tensor], origin: Path) -> None
         for name, value in state.items()
         if name not in tensors and names[id(value)] not in present and not name.endswith(COUNTER)
     ]
-    extra = [name for name in tensors if name not in state]
     misfits = [
         f"{name} is {list(tensors[name].shape)}, expected {list(value.shape)}"
         for name, value in state.items()
         if name in tensors and tensors[name].shape != value.shape
     ]
-    faults = [
-        f"{len(listed)} {what} ({', '.join(listed[:SHOWN])}{', ...' if len(listed) > SHOWN else ''})"
-        for what, listed in (("missing", missing), ("unexpected", extra), ("of another shape", misfits))
-        if listed
-    ]
-    if faults:
-        raise SourceError(
-            f"the weights in {origin} do not fit the module: {'; '.join(faults)}. Give the --builder, and the "
-            f"arguments, that these weights were trained with"
-        )
-    module.load_state_dict(dict(tensors), strict=False)
+    return {
+        "missing": missing,
+        "unexpected": [name for name in tensors if name not in state],
+        "of another shape": misfits,
+    }
 
 
 def write_weights(module: nn.Module, path: Path) -> dict[str, str]:

@@ -51,14 +51,16 @@ class Origin(Strict):
     """The source of a model.
 
     source: a checkpoint's folder or file. task: its registered name; inferred from the source if not given.
-    builder, arguments: the "package.module:factory" that builds the module, and its arguments. inputs: the input
-    signature, if the source does not define one; of an ONNX file, those inputs whose axes it leaves in doubt.
+    builder, arguments: the "package.module:factory" that builds the module, and its arguments. weights_key: under
+    which key a file of weights has them, where it has several. inputs: the input signature, if the source does not
+    define one; of an ONNX file, those inputs whose axes it leaves in doubt.
     """
 
     source: str
     task: str | None = None
     builder: str | None = None
     arguments: dict[str, Any] = Field(default_factory=dict)
+    weights_key: str | None = None
     inputs: tuple[TensorSpec, ...] = ()
 
     @field_validator("task")

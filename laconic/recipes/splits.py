@@ -46,7 +46,7 @@ class SampleSplits:
     train: for healing. calibrate: for statistics. choose: to compare candidates on; probe: a few of those. judge: for
     the verdict, and which part of the test samples they are. Without a file for training, train is calibrate.
     fingerprints: of each file, by role; empty for synthetic samples. copies: how many rows of these files are copies or
-    near copies of others.
+    near copies of others. left_out: a sentence for each folder with files that are no samples.
     """
 
     train: Dataset
@@ -56,6 +56,7 @@ class SampleSplits:
     judge: Dataset
     fingerprints: dict[str, str]
     copies: int = 0
+    left_out: tuple[str, ...] = ()
     part: TestPart = "all"
 
 
@@ -75,6 +76,7 @@ def split_samples(recipe: Recipe, task: Task, part: TestPart = "all") -> SampleS
     files = {role: read(path, task, data.columns, sketched=True) for role, path in roles.items() if path}
     fingerprints = {role: dataset.fingerprint for role, dataset in files.items()}
     files = dict(zip(files, group_near_copies(*files.values()), strict=True))
+    left_out = tuple(dict.fromkeys(dataset.left_out for dataset in files.values() if dataset.left_out))
     groups = [group for dataset in files.values() for group in dataset.copies]
     train = files.pop("train", None)
     parts = divide_files(files, recipe.seed)
@@ -95,6 +97,7 @@ def split_samples(recipe: Recipe, task: Task, part: TestPart = "all") -> SampleS
         judge=judge,
         fingerprints=fingerprints,
         copies=len(groups) - len(set(groups)),
+        left_out=left_out,
         part=part,
     )
 

@@ -1,10 +1,9 @@
 """The classes that a model tells apart: their names in files, and what the labels of samples say of them."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
-
-import numpy as np
 
 from laconic.errors import DataError
 from laconic.tasks.assets import LABELS, read_asset, to_json
@@ -37,16 +36,21 @@ class LabelledTask(Task):
 def find_class(label: Any, labels: Sequence[str]) -> int:
     """Find the number of a class given by its name or its number. labels: the names; empty where any number will do.
 
-    Raises DataError for a label that is no class.
+    A number, as a string or not, is the name of a class wherever the names are numbers: 1 is the first of "1" to "5",
+    and 0 is none of them. "01" is no number. Raises DataError for a label that is no class.
     """
-    whole = isinstance(label, (int, np.integer)) and not isinstance(label, bool)
-    # A whole number is a number even where a class is named "1".
-    if not whole and str(label) in labels:
-        return labels.index(str(label))
-    number = int(label) if whole or str(label).isdecimal() else -1
-    if number < 0 or (labels and number >= len(labels)):
+    name = str(label)
+    if name in labels:
+        return labels.index(name)
+    named = bool(labels) and all(map(is_number, labels))
+    if named or not is_number(name) or name.startswith("-") or (labels and int(name) >= len(labels)):
         raise DataError(f"label {label!r} is none of the model's classes: {', '.join(labels[:20])}")
-    return number
+    return int(name)
+
+
+def is_number(name: str) -> bool:
+    """Return whether a name is a whole number as Python writes it, without leading zeros."""
+    return re.fullmatch(r"0|-?[1-9][0-9]*", name) is not None
 
 
 def are_known(labels: Iterable[Any], known: Sequence[str]) -> bool:
@@ -65,7 +69,8 @@ def check_names(labels: Iterable[Any]) -> None:
 
 
 def class_names(labels: Iterable[Any]) -> tuple[str, ...]:
-    """Return the classes of a new head: the sorted names, or one class for each number from 0 to the highest.
+    """Return the classes of a new head: the sorted names, or one class for each number from 0 to the highest, unless
+    the numbers are few and far between, or negative.
 
     Raises DataError for names mixed with numbers, and for fewer than two classes.
     """
@@ -76,16 +81,12 @@ def class_names(labels: Iterable[Any]) -> tuple[str, ...]:
         raise DataError(f"labels are names or numbers, not both: {', '.join(sorted(names)[:20])}")
     if len(names) < 2:
         raise DataError(f"all samples have the label {''.join(names)!r}, so there is nothing to tell apart")
-    if not all(name.isdecimal() for name in names):
-        if any(numbers):
-            raise DataError(f"classes are numbered from 0, and one label is {min(map(int, names))}. Give names instead")
+    if not all(map(is_number, names)):
         return tuple(sorted(names))
-    highest = max(map(int, names))
-    if highest < SPARSE * len(names):
-        return tuple(map(str, range(highest + 1)))
-    if any(numbers):
-        raise DataError(f"{len(names)} labels go up to {highest}: classes are numbered from 0. Give names instead")
-    return tuple(sorted(names, key=int))
+    lowest, *_, highest = sorted(map(int, names))
+    if lowest < 0 or highest >= SPARSE * len(names):
+        return tuple(sorted(names, key=int))
+    return tuple(map(str, range(highest + 1)))
 
 
 class LabelledText(LabelledTask, TextTask):

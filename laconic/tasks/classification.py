@@ -80,7 +80,7 @@ class Classification(Task):
 
     def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
         chosen = first(outputs).argmax(axis=-1)
-        return make_mean_scorer((chosen == np.array([self.index(label) for label in labels])).astype(np.float64))
+        return make_mean_scorer((chosen == np.array(labels)).astype(np.float64))
 
     def index(self, label: Any) -> int:
         """Return the number of a class given by its name or its number. Raises DataError."""

@@ -173,7 +173,10 @@ STRIP = 256
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Return the image in RGB, what is transparent blended with white, as transformers does."""
+    """Return the image in RGB, what is transparent blended with white, as image processors of transformers do.
+
+    `pipeline` discards the alpha channel before them, and shows what was painted over.
+    """
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
     if "A" not in image.getbands() and "transparency" not in image.info:
@@ -192,11 +195,12 @@ def open_image(source: bytes | Path) -> Image.Image:
     Raises InputError for anything else, and for one of more than MAX_PIXELS.
     """
     try:
-        image = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS)
-        if image.width * image.height > MAX_PIXELS:
-            raise InputError(f"the image has {image.width} x {image.height} pixels, more than {MAX_PIXELS:,}")
-        image.load()
-        ImageOps.exif_transpose(image, in_place=True)
+        with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file:
+            image = Image.open(file, formats=FORMATS)
+            if image.width * image.height > MAX_PIXELS:
+                raise InputError(f"the image has {image.width} x {image.height} pixels, more than {MAX_PIXELS:,}")
+            image.load()
+            ImageOps.exif_transpose(image, in_place=True)
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError, *BAD_EXIF) as error:
         name = source.name if isinstance(source, Path) else "the upload"
         raise InputError(f"{name} is not an image that can be read: {error}") from None

@@ -154,9 +154,9 @@ class FinetuneInputs:
 def prepare(recipe: TrainingRecipe, trust: bool, steps: Steps) -> FinetuneInputs:
     """Open the model and the data of a recipe. Raises SourceError, UntrustedSource, DataError, UsageError."""
     with steps.step("load the model and the samples") as step, translate_memory_errors():
-        checkpoint = open_for(recipe, trust=trust)
+        checkpoint = open_for(recipe, trust=trust, steps=steps)
         check_adapter(recipe, checkpoint, trust)
-        train_set, validation = read_datasets(recipe, checkpoint)
+        train_set, validation = read_datasets(recipe, checkpoint, steps)
         objective = registry.resolve("objective", checkpoint.task.objective).of(checkpoint.task, train_set)
         weights = compute_class_weights(recipe.class_weights, checkpoint.task, train_set)
         objective.set_class_weights(weights, recipe.label_smoothing)
@@ -220,12 +220,15 @@ def open_logs(recipe: TrainingRecipe, folder: Path, key: str, ranks: Ranks) -> I
         yield logs
 
 
-def read_datasets(recipe: TrainingRecipe, checkpoint: Checkpoint) -> tuple[Dataset, Dataset]:
+def read_datasets(recipe: TrainingRecipe, checkpoint: Checkpoint, steps: Steps) -> tuple[Dataset, Dataset]:
     """Read the training set and the validation set of a recipe. Raises DataError."""
     data = recipe.data
-    train_set = read(data.train, checkpoint.task)
-    if data.evaluate is not None:
-        validation = read(data.evaluate, checkpoint.task)
+    files = [read(path, checkpoint.task) for path in (data.train, data.evaluate) if path is not None]
+    for note in dict.fromkeys(dataset.left_out for dataset in files if dataset.left_out):
+        steps.warn(note)
+    train_set, *others = files
+    if others:
+        validation = others[0]
         train_set = train_set.without(validation)
     else:
         # The names of the parts are part of the hash that splits the rows.

@@ -18,20 +18,23 @@ from laconic.models.processors import read_template, resolve_task
 from laconic.models.signature import probe_module
 from laconic.models.source_loading import load_model, load_source, make_checkpoint
 from laconic.models.task_inference import infer_task
+from laconic.progress import Steps
 from laconic.tasks.checkpoint_loading import count_outputs
 from laconic.tasks.preprocessing import Preprocessing
 from train.settings import TrainingRecipe
 
 CONFIG = "config.json"
+LISTED = 10
+"""Names of classes that are listed where there are more."""
 
 
-def open_for(recipe: TrainingRecipe, *, trust: bool = False) -> Checkpoint:
+def open_for(recipe: TrainingRecipe, *, trust: bool = False, steps: Steps | None = None) -> Checkpoint:
     """Open the checkpoint that a recipe trains: with a new head where the labels of its samples are not the model's,
-    and with the chat template that the recipe names.
+    and with the chat template that the recipe names. steps: where a new head is announced.
 
     Raises SourceError, UntrustedSource, DataError, UsageError.
     """
-    checkpoint = _open_with_head(recipe, trust)
+    checkpoint = _open_with_head(recipe, trust, steps)
     path = recipe.data.chat_template
     if path is None:
         return checkpoint
@@ -46,7 +49,7 @@ def open_for(recipe: TrainingRecipe, *, trust: bool = False) -> Checkpoint:
     )
 
 
-def _open_with_head(recipe: TrainingRecipe, trust: bool) -> Checkpoint:
+def _open_with_head(recipe: TrainingRecipe, trust: bool, steps: Steps | None) -> Checkpoint:
     source = Path(recipe.source)
     task = recipe.task or task_of(source)
     # A task that a checkpoint names is taken from the registry alone: an address would import whatever the file names.
@@ -54,7 +57,7 @@ def _open_with_head(recipe: TrainingRecipe, trust: bool) -> Checkpoint:
     if task and has_head and recipe.builder is None and source.is_dir():
         labels = labels_of(recipe.data.train, task)
         try:
-            return with_labels(source, task, labels, seed=recipe.seed, trust=trust)
+            return with_labels(source, task, labels, seed=recipe.seed, trust=trust, steps=steps)
         except DataError as error:
             raise DataError(f"{recipe.data.train.name}: {error}") from None
     return load_source(
@@ -62,13 +65,20 @@ def _open_with_head(recipe: TrainingRecipe, trust: bool) -> Checkpoint:
         task=recipe.task,
         builder=recipe.builder,
         arguments=recipe.arguments,
+        weights_key=recipe.weights_key,
         inputs=recipe.inputs or None,
         trust=trust,
     )
 
 
 def with_labels(
-    source: Path | Checkpoint, task: str, labels: Iterable[Any], *, seed: int = 0, trust: bool = False
+    source: Path | Checkpoint,
+    task: str,
+    labels: Iterable[Any],
+    *,
+    seed: int = 0,
+    trust: bool = False,
+    steps: Steps | None = None,
 ) -> Checkpoint:
     """Return a classifier for these labels: the source unchanged where it has all of them, else with a new head.
 
@@ -88,12 +98,29 @@ def with_labels(
             )
         known = source.task.labels
         names = kind.new_classes(values, known) if known else ()
+        announce_head(names, known, steps)
         return _replace_head(source, names, seed) if names else source
-    names = kind.new_classes(values, read_own_labels(source, task))
+    known = read_own_labels(source, task)
+    names = kind.new_classes(values, known)
+    announce_head(names, known, steps)
     if not names:
         return load_source(source, task=task, trust=trust)
     opened = load_model(source, task=task, trust=trust, labels=names, seed=seed)
     return make_checkpoint(opened, source, head=(names, seed))
+
+
+def announce_head(names: tuple[str, ...], known: tuple[str, ...], steps: Steps | None) -> None:
+    """Say which classes a new head is for, where there is one, and which the model had. known: those, perhaps none."""
+    if names and steps is not None:
+        before = f"the model's classes are {list_names(known)}" if known else "the model has none for this task"
+        steps.warn(
+            f"a new head for {len(names)} classes, {list_names(names)}, is trained from random weights: {before}"
+        )
+
+
+def list_names(names: tuple[str, ...]) -> str:
+    """List the names of classes, the first ten of many."""
+    return ", ".join(names[:LISTED]) + (", ..." if len(names) > LISTED else "")
 
 
 def _replace_head(checkpoint: Checkpoint, names: tuple[str, ...], seed: int) -> Checkpoint:
