@@ -9,8 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import onnx
-
 from export.candidates.alternatives import place_alternatives
 from export.candidates.audit import KernelAudit
 from export.candidates.candidate import EngineCandidate, choose_fastest, describe_unmet, format_candidate, prefer_int8
@@ -21,7 +19,7 @@ from export.candidates.layer_trials import LayerTrials
 from export.candidates.magnitudes import OVERFLOW_SAMPLES, describe_overflow, find_overflow
 from export.candidates.plan_evaluator import PlanEvaluator
 from export.candidates.race import race, time_chosen
-from export.capture.graph_file import count_inner_layers, count_recurrent_share
+from export.capture.graph_file import list_unquantized
 from export.lineage import Lineage, open_lineage, summarize_fidelity
 from export.report.report import render_report
 from export.sources import capture_graph, copy_graph, find_divergence, measure_capture_error
@@ -54,8 +52,6 @@ from laconic.timing.measurements import DEFAULT_KNEE, Measurements, find_knee
 
 PARTS: dict[TestPart, str] = {"all": "", "final": "", "rehearsal": "samples that the search chooses by"}
 """What the test samples of a verdict are, where they are no unseen ones."""
-NOTED_SHARE = 0.1
-"""The share of weights that are not quantized from which on it is said."""
 EXACT_SAMPLES = 32
 """Samples on which the captured graph is compared with the original, beside made-up inputs."""
 
@@ -156,16 +152,9 @@ class EngineBuild:
             graph = capture_graph(model, self.cache)
             error = measure_capture_error(model, graph, few, self.cache)
             node = "" if error is None or error <= 1 - model.exactness else find_divergence(model, graph, few)
-            proto = onnx.load(graph.path, load_external_data=False).graph
-            inner, recurrent = count_inner_layers(proto), count_recurrent_share(proto)
             step.note = f"{len(graph.layers)} layers, error {error or 0:.1g}" + (f" from {node} on" if node else "")
-        for operator, count in inner.items():
-            self.steps.warn(
-                f"{count} layers are inside {operator}, whose bodies are not quantized"
-                + ("" if graph.layers else ": nothing in this model is, and it does not become smaller")
-            )
-        if recurrent >= NOTED_SHARE:
-            self.steps.warn(f"{100 * recurrent:.0f} % of the weights are in LSTM, GRU or RNN, which are not quantized")
+        for note in list_unquantized(graph) if self.list_plan_stages() else ():
+            self.steps.warn(note)
         return graph, None if error is None else GraphDeviation(error, node, model.exactness)
 
     def list_plan_stages(self) -> list[tuple[str, PlanStage]]:

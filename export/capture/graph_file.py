@@ -2,8 +2,10 @@
 
 import math
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
+import onnx
 import onnx_ir as ir
 from onnx import GraphProto
 
@@ -21,6 +23,8 @@ operator. Per-channel Q/DQ needs 13, Gelu as one operator 20."""
 IR_VERSION = 10
 """The version of the file format, for opsets up to 22. A source with a newer opset keeps its own."""
 DATA = "model.data"
+NOTED_SHARE = 0.1
+"""The share of weights that are not quantized from which on it is said."""
 RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 MULTIPLIERS = frozenset({"MatMul", "Gemm", "Conv"}) | RECURRENT
 """Operators that multiply by weights."""
@@ -53,6 +57,17 @@ def write_graph(
         file.replace(folder / file.name)
     made.rmdir()
     return Graph(path=folder / MODEL, inputs=inputs, outputs=outputs, layers=layers, key=key)
+
+
+def list_unquantized(graph: Graph) -> Iterator[str]:
+    """Yield a sentence for each kind of weights that no quantization reaches."""
+    proto = onnx.load(graph.path, load_external_data=False).graph
+    for operator, count in count_inner_layers(proto).items():
+        yield f"{count} layers are inside {operator}, whose bodies are not quantized"
+    if (share := count_recurrent_share(proto)) >= NOTED_SHARE:
+        yield f"{100 * share:.0f} % of the weights are in LSTM, GRU or RNN, which are not quantized"
+    if not graph.layers:
+        yield "no layer of this model can be quantized: it does not become smaller"
 
 
 def count_inner_layers(graph: GraphProto) -> dict[str, int]:
