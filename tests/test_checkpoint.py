@@ -373,6 +373,50 @@ def test_a_file_of_the_folder_that_is_cut_short_is_refused(tmp_path, name, keep)
         load_source(folder)
 
 
+def edit_json(path, **changes):
+    content = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+
+def test_classes_without_names_are_named_as_by_transformers(tmp_path):
+    models.save_bert(tmp_path)
+    edit_json(tmp_path / "config.json", id2label=None, label2id=None, num_labels=3)
+    checkpoint = load_source(tmp_path)
+    assert checkpoint.task.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+    assert checkpoint.task.labels == tuple(transformers.AutoConfig.from_pretrained(tmp_path).id2label.values())
+    assert [checkpoint.task.index(label) for label in ("LABEL_2", 2, "2")] == [2, 2, 2]
+
+
+def save_decoder_classifier(folder):
+    models.save_gpt2(folder)
+    config = transformers.AutoConfig.from_pretrained(folder, num_labels=3, pad_token_id=None)
+    transformers.GPT2ForSequenceClassification(config).save_pretrained(folder)
+    return json.loads((folder / "config.json").read_text())
+
+
+def test_a_classifier_without_a_padding_token_takes_that_of_its_tokenizer(tmp_path):
+    assert save_decoder_classifier(tmp_path).get("pad_token_id") is None
+    edit_json(tmp_path / "tokenizer_config.json", pad_token="[PAD]")
+    checkpoint = load_source(tmp_path)
+    original = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
+    together = answer(checkpoint, checkpoint.task.encode(TEXTS))["logits"]
+    for text, row in zip(TEXTS, together, strict=True):  # transformers alone takes one text a batch
+        alone = original(input_ids=tensors(checkpoint, [text])["input_ids"]).logits[0]
+        np.testing.assert_allclose(row, alone.detach(), atol=1e-5)
+    checkpoint.save(tmp_path / "saved")
+    assert Checkpoint.load(tmp_path / "saved").source["config"]["pad_token_id"] == checkpoint.task.pad_id
+
+
+def test_a_classifier_without_any_padding_token_is_told_to_name_one(tmp_path):
+    save_decoder_classifier(tmp_path)
+    edit_json(tmp_path / "tokenizer_config.json", pad_token=None)
+    (tmp_path / "special_tokens_map.json").unlink(missing_ok=True)
+    with pytest.raises(SourceError, match=r'Give its config\.json a "pad_token_id"'):
+        load_source(tmp_path)
+    edit_json(tmp_path / "config.json", pad_token_id=0)
+    assert load_source(tmp_path).task.name == "text-classification"
+
+
 # Weights with a builder
 
 

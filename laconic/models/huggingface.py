@@ -26,11 +26,19 @@ from laconic.models.language_model import LanguageModel, MaskedLanguageModel, ch
 from laconic.models.model_folder import read_source_json, refuse_foreign
 from laconic.models.object_detector import ObjectDetector, check_sides, read_scoring
 from laconic.models.pretrained import ENCODER, Loaded, class_config
-from laconic.models.processors import find_mask_id, read_chat_template, read_end_token, read_tokenizer, resolve_task
+from laconic.models.processors import (
+    find_mask_id,
+    read_chat_template,
+    read_end_token,
+    read_special_tokens,
+    read_tokenizer,
+    resolve_task,
+)
 from laconic.models.speech import SpeechModel
 from laconic.models.task_inference import check_head, infer_task, match_architecture, pretrained_tasks
 from laconic.models.towers import ImageEmbedder, ImageTower, TextTower, ignores_padding
 from laconic.models.wrappers import MASKED, SPEECH, WRAPPERS, wrap
+from laconic.tasks.checkpoint_loading import count_outputs
 from laconic.tasks.decoder_tensors import PROBABILITIES
 from laconic.tasks.generation_settings import Prompt
 from laconic.tasks.preprocessing import Activation, Preprocessing
@@ -148,7 +156,7 @@ def load(folder: Path, *, task: str | None, trust: bool, labels: Sequence[str] =
 def read_preprocessing(opened: ModelFolder, model: Any, module: nn.Module) -> Preprocessing:
     """Read the image settings or the tokenizer of a folder, and its classes. Raises SourceError where they are
     missing."""
-    labels = read_labels(opened.config)
+    labels = name_classes(opened.config) if opened.task.has_class_head else read_labels(opened.config)
     if "images" in opened.task.accepts:
         image = read_preprocess(opened.path, channels=int(getattr(model.config, "num_channels", 3)))
         if not isinstance(module, ObjectDetector):
@@ -161,6 +169,8 @@ def read_preprocessing(opened: ModelFolder, model: Any, module: nn.Module) -> Pr
         return read_speech_writer(opened.path, model)
     lower = opened.sentence is not None and opened.sentence.lower
     tokenizer, pad_id, limit = read_tokenizer(opened.path, model.config, lower=lower)
+    if opened.task.has_class_head:
+        set_pad_token(opened, model, pad_id)
     limits = [value for value in (limit, max_positions(model), opened.max_tokens) if value is not None]
     made = Preprocessing(
         tokenizer=tokenizer,
@@ -276,3 +286,18 @@ def read_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Read the names of the classes in a config, by number."""
     labels = config.get("id2label") or {}
     return tuple(str(labels[key]) for key in sorted(labels, key=int))
+
+
+def name_classes(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the classes of a head: those in its config, or the names that transformers gives them."""
+    return read_labels(config) or tuple(f"LABEL_{index}" for index in range(count_outputs(config)))
+
+
+def set_pad_token(opened: ModelFolder, model: Any, pad_id: int) -> None:
+    """Give a classifier whose config names no padding token that of its tokenizer, by which a decoder finds the end of
+    a text. pad_id: of the tokenizer, where it has one."""
+    inner = model.config.get_text_config()
+    if inner.pad_token_id is None and "pad_token" in read_special_tokens(opened.path):
+        inner.pad_token_id = pad_id
+        nested = opened.source["config"].get("text_config")
+        (nested if isinstance(nested, dict) else opened.source["config"])["pad_token_id"] = pad_id

@@ -122,8 +122,9 @@ def probe_module(
                 answers = call(module, {name: torch.from_numpy(array) for name, array in arrays.items()})
         except (RuntimeError, TypeError, ValueError, IndexError, AttributeError, AssertionError) as error:
             shapes = {name: list(array.shape) for name, array in arrays.items()}
+            reason = str(error).splitlines()[0].rstrip(".")
             raise SourceError(
-                f"the module does not run on inputs of the shapes {shapes}: {str(error).splitlines()[0]}. {advice}"
+                f"the module does not run on inputs of the shapes {shapes}: {reason}. {advice}"
             ) from error
         called = [*names, *list(answers)[len(names) :]]
         return {name: answer.numpy() for name, answer in zip(called, answers.values(), strict=True)}

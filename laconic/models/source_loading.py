@@ -30,6 +30,17 @@ ONE_LENGTH = (
     "that length in an .npz file"
 )
 
+PADDING_ADVICE = (
+    'Give its config.json a "pad_token_id": the number of the token that pads texts, or, where there is none, that of '
+    "eos_token_id"
+)
+
+
+def has_pad_token(module: nn.Module) -> bool:
+    """Return whether the config of a model of transformers names a padding token, or has no place for one."""
+    config: Any = getattr(getattr(module, "model", None), "config", None)
+    return not hasattr(config, "get_text_config") or getattr(config.get_text_config(), "pad_token_id", 0) is not None
+
 
 def is_onnx(source: Path) -> bool:
     """Return whether a source is an ONNX file: a graph already, and no checkpoint."""
@@ -104,7 +115,8 @@ def make_checkpoint(loaded: Loaded, folder: Path, *, head: tuple[Any, ...] = ())
     if scan is None or not scan.finite:
         check_finite(loaded.module, folder)
     made = loaded.task
-    outputs = probe_module(prepare(loaded.module), made.inputs, (loaded.output,), made.sample_inputs, advice=ONE_LENGTH)
+    advice = ONE_LENGTH if has_pad_token(loaded.module) else PADDING_ADVICE
+    outputs = probe_module(prepare(loaded.module), made.inputs, (loaded.output,), made.sample_inputs, advice=advice)
     return Checkpoint.of(
         loaded.module,
         made,

@@ -19,7 +19,6 @@ from laconic.models.signature import probe_module
 from laconic.models.source_loading import load_model, load_source, make_checkpoint
 from laconic.models.task_inference import infer_task
 from laconic.progress import Steps
-from laconic.tasks.checkpoint_loading import count_outputs
 from laconic.tasks.preprocessing import Preprocessing
 from train.settings import TrainingRecipe
 
@@ -180,7 +179,7 @@ def read_own_labels(folder: Path, task: str) -> tuple[str, ...]:
     name = str((config.get("architectures") or [""])[0])
     if not name.endswith(kind.architectures) or not kind.fits(config):
         return ()
-    return huggingface.read_labels(config) or tuple(map(str, range(count_outputs(config))))
+    return huggingface.name_classes(config)
 
 
 def labels_of(path: Path, task: str) -> list[Any]:
