@@ -17,7 +17,7 @@ from export.capture.source_divergence import find_source_divergence
 from laconic.arrays import Arrays
 from laconic.artifacts.manifest import GRAPH, GRAPH_JSON, read_manifest
 from laconic.cache import Cache
-from laconic.data.array_formats import load_arrays, peek_arrays
+from laconic.data.array_formats import peek_arrays, read_npz
 from laconic.data.batches import batches
 from laconic.data.dataset import Dataset
 from laconic.data.reader import read_few
@@ -60,17 +60,10 @@ def open_source(origin: Origin, cache: Cache, *, trust: bool, samples: Path | No
         arguments=origin.arguments or None,
         weights_key=origin.weights_key,
         inputs=origin.inputs or None,
-        samples=load_samples(origin, samples),
+        samples=read_npz(samples) if samples and origin.builder and not origin.inputs else None,
         trust=trust,
     )
     return CheckpointSource.of(checkpoint)
-
-
-def load_samples(origin: Origin, path: Path | None) -> Arrays | None:
-    """Load the arrays that tell the inputs of a plain module; None where something else does, or there are no
-    arrays."""
-    needed = origin.builder is not None and not origin.inputs
-    return load_arrays(path) if needed and path is not None and path.suffix == ".npz" and path.is_file() else None
 
 
 def open_onnx(path: Path, origin: Origin, samples: Path | None, cache: Cache) -> GraphSource:

@@ -147,6 +147,18 @@ def test_ranks_together_have_the_batches_that_one_has(count, rows, world):
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
+@pytest.mark.parametrize(("count", "rows", "sizes"), [(33, 16, [16, 15, 2]), (32, 16, [16, 16]), (5, 2, [2, 2, 2])])
+def test_the_last_batch_of_an_epoch_has_as_many_rows_as_are_needed(count, rows, sizes):
+    order = BatchSampler(count, rows, seed=0, fewest=2)
+    for epoch in range(2):
+        batches = [order.batch(epoch * order.steps + step) for step in range(order.steps)]
+        assert list(map(len, batches)) == sizes
+        assert sorted({row for batch in batches for row in batch}) == list(range(count))
+    shares = [BatchSampler(33, 16, seed=0, rank=rank, world=2, fewest=2).batch(2) for rank in range(2)]
+    assert list(map(len, shares)) == [2, 2]
+    assert list(map(len, map(BatchSampler(1, 4, seed=0, fewest=2).batch, range(2)))) == [1, 1]
+
+
 def test_an_epoch_is_in_an_order_of_its_own_and_another_seed_gives_another():
     order = BatchSampler(100, 10, seed=0)
     first, second = ([order.batch(step) for step in range(start, start + 10)] for start in (0, 10))

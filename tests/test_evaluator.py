@@ -1,5 +1,7 @@
 """Evaluation during fine-tuning: in one pass, at intervals, with the best weights kept and early stopping."""
 
+import importlib
+
 import digits
 import models
 import numpy as np
@@ -97,6 +99,63 @@ def test_a_run_ends_when_the_figure_has_not_improved_for_a_while(home, tmp_path)
     assert losses[-1] > min(losses) == pytest.approx(found.after["loss"])
 
 
+def interrupt(home, output, monkeypatch, **changes):
+    """Start a run that ends with its evaluation after step 8, with snapshots."""
+    plain = Evaluator._evaluate
+
+    def killed(self, state, dataset):
+        if self._figures.keys() >= {0, 2, 4, 6}:
+            raise Killed
+        return plain(self, state, dataset)
+
+    with monkeypatch.context() as change:
+        change.setattr(Evaluator, "_evaluate", killed)
+        with pytest.raises(Killed):
+            tune(home, output, **changes)
+
+
+@pytest.mark.parametrize("best_by", [None, "loss"])
+def test_a_resumed_run_is_judged_by_its_own_validation_set_alone(home, tmp_path, monkeypatch, capsys, best_by):
+    images, labels = digits.samples()
+    files = {"train": str(home / "digits.npz"), "evaluate": str(tmp_path / "valid.npz")}
+    np.savez(files["evaluate"], image=images[300:340], label=labels[300:340])
+    interrupt(home, tmp_path / "tuned", monkeypatch, data=files, best_by=best_by)
+    np.savez(files["evaluate"], image=images[340:380], label=(labels[340:380] + 1) % 10)
+    result = finetune(recipe(home, data=files, best_by=best_by), tmp_path / "tuned", trust=True, steps=Steps())
+    whole = tune(home, tmp_path / "whole", data=files, best_by=best_by)
+    assert (result.before, result.after) == (whole.before, whole.after)
+    lines = evaluations(tmp_path / "tuned")
+    assert lines.items() <= evaluations(tmp_path / "whole").items()
+    assert (4 in lines) == (best_by is not None)
+    said = "evaluated anew" if best_by is None else "training starts from the beginning"
+    assert said in capsys.readouterr().err
+
+
+NORMALIZED = """
+from torch import nn
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
+    def forward(self, x):
+        return super().forward(x)
+"""
+
+
+def test_a_module_of_ones_own_needs_no_inputs_and_batch_norm_never_meets_one_row(tmp_path, monkeypatch):
+    (tmp_path / "normalized.py").write_text(NORMALIZED)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    torch.save(importlib.import_module("normalized").Net().state_dict(), tmp_path / "net.pt")
+    for name, rows in (("train", 33), ("valid", 40)):
+        x = np.random.default_rng(rows).standard_normal((rows, 8)).astype(np.float32)
+        np.savez(tmp_path / f"{name}.npz", x=x, label=(x[:, 0] > 0).astype(np.int64))
+    given = {"builder": "normalized:Net", "data": {"train": "train.npz", "evaluate": "valid.npz"}, "steps": None}
+    given |= {"source": "net.pt", "epochs": 1, "batch_size": 16, "eval_every": None}
+    assert len(tune(tmp_path, tmp_path / "tuned", **given).training.losses) == 3
+    with pytest.raises(RecipeError, match="batch normalization cannot train on one row alone"):
+        tune(tmp_path, tmp_path / "single", **given | {"batch_size": 1})
+
+
 class Reports(Steps):
     """What a run reports, by title."""
 
@@ -111,18 +170,8 @@ class Reports(Steps):
 @pytest.mark.parametrize("kill", [False, True])
 def test_the_time_of_the_run_is_told_after_its_first_steps_also_when_it_is_resumed(home, tmp_path, monkeypatch, kill):
     monkeypatch.setattr(run_estimate, "ENOUGH", 0.0)
-    plain = Evaluator._evaluate
-
-    def killed(self, state, dataset):
-        if self._figures.keys() >= {0, 2, 4, 6}:
-            raise Killed
-        return plain(self, state, dataset)
-
     if kill:
-        with monkeypatch.context() as change:
-            change.setattr(Evaluator, "_evaluate", killed)
-            with pytest.raises(Killed):
-                tune(home, tmp_path / "tuned")
+        interrupt(home, tmp_path / "tuned", monkeypatch)
     reports = Reports()
     finetune(recipe(home), tmp_path / "tuned", trust=True, steps=reports)
     assert f"{6 if kill else 12} steps of" in reports.found["estimated time"]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from laconic.errors import OutOfMemory, TrainingFailure
+from laconic.errors import OutOfMemory, RecipeError, TrainingFailure
 from train.callbacks.callback import RunLog, StepReport
 from train.data.batch_loader import BatchLoader
 from train.step.objective import Batch
@@ -190,6 +190,20 @@ def translate_memory_errors() -> Iterator[None]:
         if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
             raise OutOfMemory(f"the machine ran out of memory: {first_line(error)}") from error
         raise
+
+
+@contextmanager
+def translate_batch_norm_errors() -> Iterator[None]:
+    """Raise RecipeError in place of batch normalization's error about a batch, or a micro-batch, of one row."""
+    try:
+        yield
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise RecipeError(
+            "batch normalization cannot train on one row alone. Give batches (batch_size), and micro-batches (rows), "
+            "of two or more rows, and more than one sample"
+        ) from error
 
 
 def first_line(error: BaseException) -> str:

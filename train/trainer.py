@@ -21,7 +21,7 @@ from train.data.batch_builder import BatchBuilder
 from train.data.batch_loader import BatchLoader
 from train.data.batch_sampler import WINDOW, BatchSampler, row_lengths
 from train.data.sample_store import decoder_key
-from train.loop import LoopSettings, run_steps
+from train.loop import LoopSettings, run_steps, translate_batch_norm_errors
 from train.observers import ObserverSettings, observe
 from train.parallel.ranks import Ranks
 from train.run_snapshot import open_snapshots, resume, save_snapshot
@@ -98,7 +98,11 @@ def train(
     objective = objective or registry.resolve("objective", task.objective).of(task, dataset)
     with task.truncated(training.max_length):
         dataset = objective.prepare_rows(dataset)
-    sampler, steps = make_sampler(dataset, training, ranks), training.count_steps(len(dataset.keys))
+    normalized = any(getattr(part, "running_mean", None) is not None for part in checkpoint.module.modules())
+    sampler, steps = (
+        make_sampler(dataset, training, ranks, 2 if normalized else 1),
+        training.count_steps(len(dataset.keys)),
+    )
     factories, every = (*keep_zeros(checkpoint, components.techniques), *callbacks), eval_every or sampler.steps
     state = start_training(checkpoint.module, objective, training, ranks, steps)
     with task.truncated(training.max_length), task.padded(components.padding_multiple):
@@ -108,7 +112,11 @@ def train(
             ended = bool(losses) and len(losses) < steps and len(losses) % every == 0 and evaluate(state, len(losses))
             loader = make_loader(state, task, dataset, sampler, training, cache, start=len(losses))
             settings = make_loop_settings(state, training, ranks, snapshots, losses, evaluate, every, factories)
-            with loader, observe(state, components, ranks, folder, observers, cache, start=len(losses)) as seen:
+            with (
+                translate_batch_norm_errors(),
+                loader,
+                observe(state, components, ranks, folder, observers, cache, start=len(losses)) as seen,
+            ):
                 if not ended:
                     run_steps(state, loader, settings, losses, [*seen, *logs])
         state.keep_averages()
@@ -139,12 +147,13 @@ def start_training(module: nn.Module, objective: Objective, training: Training, 
     return state
 
 
-def make_sampler(dataset: Dataset, training: Training, ranks: Ranks) -> BatchSampler:
-    """Make the sampler of this rank's rows, grouped by length where that is asked for and the set is large enough."""
+def make_sampler(dataset: Dataset, training: Training, ranks: Ranks, fewest: int) -> BatchSampler:
+    """Make the sampler of this rank's rows, grouped by length where that is asked for and the set is large enough.
+    fewest: rows of a batch."""
     rows = len(dataset.keys)
     grouped = training.group_by_length and rows >= LEAST_WINDOWS * WINDOW * training.batch_size
     lengths = row_lengths(dataset) if grouped else None
-    return BatchSampler(rows, training.batch_size, training.seed, ranks.rank, ranks.world, lengths=lengths)
+    return BatchSampler(rows, training.batch_size, training.seed, ranks.rank, ranks.world, lengths, fewest)
 
 
 def make_loop_settings(

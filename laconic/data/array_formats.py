@@ -152,6 +152,11 @@ def peek_arrays(path: Path) -> dict[str, Rows]:
     return dict(peeked)
 
 
+def read_npz(path: Path) -> dict[str, Array] | None:
+    """Read every array of a .npz file; None for anything else, or where there is no file. Raises DataError."""
+    return load_arrays(path) if path.suffix.lower() == ".npz" and path.is_file() else None
+
+
 def load_arrays(path: Path) -> dict[str, Array]:
     """Every array of a .npz file. Raises DataError; Python objects are refused, since unpickling them executes code."""
     try:

@@ -24,8 +24,10 @@ class BatchSampler:
         rank: int = 0,
         world: int = 1,
         lengths: Sequence[int] | None = None,
+        fewest: int = 1,
     ) -> None:
-        """count: rows of the dataset. rows: of a batch, all ranks together. lengths: of each row. Where they are given,
+        """count: rows of the dataset. rows: of a batch, all ranks together. fewest: rows of a rank's batch; a smaller
+        last one of an epoch takes rows of the one before, or has them too. lengths: of each row. Where they are given,
         rows of similar length are batched together, which saves padding: each WINDOW batches of the shuffled rows are
         sorted by length, and the batches are shuffled again. Rows that fill no batch are any rows, and not the longest.
 
@@ -33,11 +35,15 @@ class BatchSampler:
         """
         if count < 1:
             raise DataError("there are no rows to train with. Give a file that has some")
+        fewest *= world
         if rows < world or not 0 <= rank < world:
             raise RecipeError(
                 f"a batch of {rows} rows cannot be shared by {world} ranks. Give each rank a row at least"
             )
         self.rows, self.steps = rows, -(-count // rows)
+        last = count - (self.steps - 1) * rows
+        self._borrowed = max(0, fewest - last) if fewest > world and self.steps > 1 else 0
+        self._given = self._borrowed if rows - self._borrowed >= fewest else 0
         self._count, self._seed, self._rank, self._world = count, seed, rank, world
         self._lengths = None if lengths is None else np.asarray(lengths)
         # Two epochs, since workers are ahead of the loop at the end of one.
@@ -49,7 +55,12 @@ class BatchSampler:
         There are none where the last batch of an epoch has fewer rows than there are ranks.
         """
         epoch, number = divmod(step, self.steps)
-        rows: list[int] = self._shuffled(epoch)[number * self.rows : (number + 1) * self.rows].tolist()
+        begin, end = (min(edge, self.steps - 1) * self.rows for edge in (number, number + 1))
+        if number == self.steps - 1:
+            begin, end = begin - self._borrowed, self._count
+        elif number == self.steps - 2:
+            end -= self._given
+        rows: list[int] = self._shuffled(epoch)[begin:end].tolist()
         start, stop = (len(rows) * rank // self._world for rank in (self._rank, self._rank + 1))
         return rows[start:stop]
 

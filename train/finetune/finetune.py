@@ -1,7 +1,6 @@
 """Fine-tuning: from a training recipe to a trained checkpoint, as `laconic finetune` does it."""
 
 import gc
-import json
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -31,6 +30,7 @@ from train.finetune.advice import advise, copy_structure, fit_to_memory, measure
 from train.finetune.class_weights import compute_class_weights
 from train.finetune.evaluator import BEST, Evaluator
 from train.finetune.head import open_for
+from train.finetune.run_folder import KEY, claim_folder
 from train.finetune.technique_costs import report_costs
 from train.loop import translate_memory_errors
 from train.observers import ObserverSettings
@@ -45,7 +45,6 @@ VALIDATION_SHARE = 0.1
 """The share of the data that is held out as the validation set, where no file is given for it."""
 FORWARD_SHARE = 1 / 3
 """Of the time of a step: a backward pass takes twice as long as the forward pass, which is all of an evaluation."""
-KEY = "run.json"
 LOGS = "training"
 
 
@@ -181,7 +180,8 @@ def run_training(
 ) -> tuple[TrainResult, Evaluator]:
     """Train in the folder of this run, and evaluate. Raises OutOfMemory, and what `train` raises."""
     key = make_run_key(inputs, recipe)
-    with claim_folder(folder, key) if ranks.is_first else nullcontext(), translate_memory_errors():
+    claim = claim_folder(folder, key, inputs.validation.fingerprint, steps) if ranks.is_first else nullcontext()
+    with claim, translate_memory_errors():
         ranks.any(False)  # a barrier: no rank reads the folder before it is claimed
         with open_logs(recipe, folder, key, ranks) as logs:
             evaluator = Evaluator(inputs.validation, recipe, folder, steps, is_first=ranks.is_first, logs=logs)
@@ -256,31 +256,6 @@ def make_run_key(inputs: FinetuneInputs, recipe: TrainingRecipe) -> str:
     """
     judged = [inputs.validation.fingerprint] if recipe.best_by else []
     return hash_of(inputs.checkpoint.key, inputs.train.fingerprint, select_settings(recipe), *judged)
-
-
-@contextmanager
-def claim_folder(folder: Path, key: str) -> Iterator[None]:
-    """Use a folder for the run with this key in the body: what another run has left in it is removed.
-
-    Where the body fails before the first snapshot, the run cannot be resumed, and the folder is removed, too.
-    """
-    card = folder / KEY
-    try:
-        same = json.loads(card.read_text(encoding="utf-8"))["key"] == key
-    except (OSError, ValueError, KeyError, TypeError):
-        same = False
-    if not same:
-        if folder.exists() and not card.is_file() and any(folder.iterdir()):
-            raise UsageError(f"{folder} exists and is not a run's: it will not be removed. Choose another --output")
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        card.write_text(json.dumps({"key": key}) + "\n", encoding="utf-8")
-    try:
-        yield
-    except BaseException:
-        if not any((folder / SNAPSHOTS).glob("step-*.json")):
-            shutil.rmtree(folder, ignore_errors=True)
-        raise
 
 
 def add_record(inputs: FinetuneInputs, result: TrainResult, recipe: TrainingRecipe, evaluator: Evaluator) -> Checkpoint:

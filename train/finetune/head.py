@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from laconic import registry
+from laconic.data.array_formats import read_npz
 from laconic.data.reader import read_rows
 from laconic.errors import DataError, InputError, SourceError
 from laconic.models import huggingface, timm_folder
@@ -66,6 +67,7 @@ def _open_with_head(recipe: TrainingRecipe, trust: bool, steps: Steps | None) ->
         arguments=recipe.arguments,
         weights_key=recipe.weights_key,
         inputs=recipe.inputs or None,
+        samples=read_npz(recipe.data.train) if recipe.builder is not None and not recipe.inputs else None,
         trust=trust,
     )
 
