@@ -26,7 +26,7 @@ from laconic.progress import Steps
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import Plan, QuantizedWeight, Range, Smoothing
 from laconic.quantization.plan_file import digest_plan
-from laconic.recipes.recipe import Recipe
+from laconic.recipes.recipe import Origin, Recipe
 from laconic.recipes.stage import describe_stage
 from laconic.tensor import TensorSpec
 from train.finetune.finetune import FinetuneInputs, make_run_key
@@ -196,9 +196,9 @@ def test_an_onnx_file_with_other_external_data_is_another_source(tmp_path):
     )  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
     onnx.save(model, path, save_as_external_data=True, location="net.data", size_threshold=0)
-    first = open_onnx(path, None, Cache(tmp_path / "cache"))
+    first = open_onnx(path, Origin(source=str(path)), None, Cache(tmp_path / "cache"))
     (tmp_path / "net.data").write_bytes(np.full((6, 3), 2, np.float32).tobytes())
-    assert open_onnx(path, None, Cache(tmp_path / "cache")).key != first.key
+    assert open_onnx(path, Origin(source=str(path)), None, Cache(tmp_path / "cache")).key != first.key
 
 
 @pytest.mark.parametrize(("best_by", "is_same"), [(None, True), ("loss", False)])
