@@ -20,6 +20,7 @@ from train.settings import TrainingRecipe
 peft = pytest.importorskip("peft")
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"),  # by peft
+    pytest.mark.filterwarnings("ignore:.*(fan_in_fan_out|tied|tie_|save_embedding|embedding):UserWarning"),  # by peft
 ]
 TEXTS = ["hello world", "the model answers", "a"]
 
@@ -102,7 +103,10 @@ def test_an_adapter_is_trained_further_and_merged_on_request(laconic, home, tmp_
 
 BROKEN = {
     "another kind": ({"peft_type": "IA3"}, "peft_type 'IA3'"),
-    "names code": ({"megatron_config": {"a": 1}, "megatron_core": "os"}, "megatron_config, which is not supported"),
+    "names code": (
+        {"megatron_config": {"a": 1}, "megatron_core": "os"},
+        "megatron_config, which is not supported",
+    ),
     "no alpha": ({"lora_alpha": None}, "is not the config of a LoRA adapter"),
     "lost its model": ({"base_model_name_or_path": "gone"}, "there is no such folder"),
     "of itself": ({"base_model_name_or_path": "."}, "there is no such folder"),
@@ -137,3 +141,126 @@ def test_weights_of_another_model_and_for_a_head_that_it_has_not_are_refused(hom
     with pytest.raises(UsageError, match="has no head for these labels"):
         tune(home, tmp_path / "headless", "bert", data=str(tmp_path / "d.jsonl"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["d.jsonl", "kept"]
+
+
+def read_both(home, folder, changes, kind=transformers.AutoModelForCausalLM, base="gpt2", **options):
+    """Save an adapter with random factors; return Laconic's checkpoint, and peft's own reload of the same folder."""
+    torch.manual_seed(0)
+    settings = {"r": 4, "lora_alpha": 8, "target_modules": ["c_attn"], "task_type": "CAUSAL_LM"} | changes
+    theirs = peft.get_peft_model(kind.from_pretrained(home / base, **options), peft.LoraConfig(**settings))
+    for parameter in theirs.parameters():
+        if parameter.requires_grad:
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    theirs.save_pretrained(folder)
+    again = peft.PeftModel.from_pretrained(kind.from_pretrained(home / base, **options).eval(), folder).eval()
+    return load_source(folder), again
+
+
+def difference(checkpoint, theirs):
+    ids = torch.tensor([[4, 5, 6, 7, 8, 9, 10, 4]])
+    with torch.no_grad():
+        ours, expected = checkpoint.module(ids, torch.ones_like(ids)), theirs(input_ids=ids).logits
+    ours, expected = (logits[:, -1] if logits.ndim == 3 else logits for logits in (ours, expected))
+    return float((ours - expected).abs().max())
+
+
+ALIKE = {
+    "alpha by layer": {"rank_pattern": {"h.0.attn.c_attn": 2}, "alpha_pattern": {"h.0.attn.c_attn": 20}},
+    "alpha by expression": {"alpha_pattern": {r"h\.1\..*": 20}, "use_rslora": True},
+    "gaussian": {"init_lora_weights": "gaussian"},
+    "orthogonal": {"init_lora_weights": "orthogonal"},
+    "a tied head": {"target_modules": ["lm_head", "c_attn"]},
+    "a whole norm": {"modules_to_save": ["ln_f"]},
+    "a whole tied head": {"modules_to_save": ["lm_head"]},
+    "a whole tied embedding": {"modules_to_save": ["wte"]},
+    "rows of tokens": {"trainable_token_indices": [4, 7]},
+    "rows by layer": {"trainable_token_indices": {"wte": [4, 7]}},
+    "one layer": {"layers_to_transform": [1], "layers_pattern": "h"},
+    "all but one": {"exclude_modules": ["h.0.attn.c_attn"]},
+}
+
+
+@pytest.mark.parametrize("case", ALIKE)
+def test_what_peft_writes_opens_as_peft_reads_it(home, tmp_path, case):
+    found, theirs = read_both(home, tmp_path / "adapter", ALIKE[case])
+    assert difference(found, theirs) < 1e-5
+    assert difference(load_source(home / "gpt2"), theirs) > 1e-4, "it was merged"
+    found.save(tmp_path / "saved")
+    assert difference(Checkpoint.load(tmp_path / "saved"), theirs) < 1e-5
+
+
+REFUSALS = {
+    "init_lora_weights 'pissa'": {"init_lora_weights": "pissa"},
+    "init_lora_weights 'pissa_niter_2'": {"init_lora_weights": "pissa_niter_2"},
+    "init_lora_weights 'olora'": {"init_lora_weights": "olora"},
+    "init_lora_weights 'mica'": {"init_lora_weights": "mica"},
+    "use_dora": {"use_dora": True},
+    "lora_bias": {"lora_bias": True},
+    "bias 'all'": {"bias": "all"},
+    "alora_invocation_tokens, which cannot be merged": {"alora_invocation_tokens": [5, 6]},
+    "target_parameters": {"target_modules": [], "target_parameters": ["h.0.mlp.c_fc.weight"]},
+    "ensure_weight_tying": {"modules_to_save": ["wte"], "ensure_weight_tying": True},
+    "lora_embedding_A, which is no part": {"target_modules": ["wte"]},
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")  # by peft
+@pytest.mark.parametrize("said", REFUSALS)
+def test_what_changes_more_than_weights_is_refused_by_name(home, tmp_path, said):
+    with pytest.raises(SourceError, match=rf"{said}.*\. (Merge it with peft|Train a plain LoRA)"):
+        read_both(home, tmp_path / "adapter", REFUSALS[said])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"use_newlora": True, "unset": None}, "with use_newlora, which is not supported"),
+        ({"use_qalora": True}, "use_qalora, which cannot be merged"),
+        ({"arrow_config": {"top_k": 2}}, "arrow_config, which cannot be merged"),
+        ({"kasa_config": {"beta": 1}}, "kasa_config, which is not supported"),
+        ({"layer_replication": [[0, 2]]}, "layer_replication, which is not supported"),
+        ({"init_lora_weights": "corda"}, "init_lora_weights 'corda', which is not supported"),
+    ],
+)
+def test_a_setting_that_is_not_followed_is_refused_by_name(home, tmp_path, changes, said):
+    tune(home, tmp_path / "kept", steps=1)
+    config = json.loads((tmp_path / "kept" / CONFIG).read_text())
+    (tmp_path / "kept" / CONFIG).write_text(json.dumps(config | changes))
+    with pytest.raises(SourceError, match=said):
+        load_source(tmp_path / "kept")
+
+
+def test_an_adapter_brings_a_head_for_classes(tmp_path):
+    models.save_gpt2(tmp_path / "body")
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "body", pad_token_id=0)
+    transformers.GPT2Model(config).save_pretrained(tmp_path / "body")
+    kind = transformers.AutoModelForSequenceClassification
+    found, theirs = read_both(tmp_path, tmp_path / "adapter", {"task_type": "SEQ_CLS"}, kind, "body", num_labels=3)
+    assert found.task.name == "text-classification"
+    assert found.task.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+    assert difference(found, theirs) < 1e-5
+    found.save(tmp_path / "saved")
+    assert difference(Checkpoint.load(tmp_path / "saved"), theirs) < 1e-5
+
+
+def test_a_head_of_which_a_part_is_nowhere_is_refused(tmp_path):
+    models.save_transformer(tmp_path / "body", transformers.RobertaModel(transformers.RobertaConfig(**models.TEXT)))
+    kind = transformers.AutoModelForSequenceClassification
+    changes = {"task_type": "SEQ_CLS", "target_modules": ["query"], "modules_to_save": ["classifier"]}
+    found, theirs = read_both(tmp_path, tmp_path / "adapter", changes, kind, "body", num_labels=3)
+    assert difference(found, theirs) < 1e-5
+    weights = load_file(tmp_path / "adapter" / WEIGHTS)
+    weights.pop("base_model.model.classifier.dense.bias")
+    save_file(weights, tmp_path / "adapter" / WEIGHTS)
+    with pytest.raises(SourceError, match=r"has the weight classifier\.dense\.bias of the head"):
+        load_source(tmp_path / "adapter")
+
+
+def test_an_adapter_brings_its_tokenizer(home, tmp_path):
+    read_both(home, tmp_path / "adapter", {})
+    tokenizer = transformers.AutoTokenizer.from_pretrained(home / "gpt2")
+    tokenizer.add_tokens(["<tool>"])
+    tokenizer.save_pretrained(tmp_path / "adapter")
+    task, before = load_source(tmp_path / "adapter").task, load_source(home / "gpt2").task
+    assert tokenizer.convert_tokens_to_ids("<tool>") in task.encode([f"{WORDS[0]} <tool>"])["input_ids"]
+    assert (task.encode(TEXTS)["input_ids"] == before.encode(TEXTS)["input_ids"]).all()

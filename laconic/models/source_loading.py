@@ -1,5 +1,7 @@
 """Opening a trained model in any supported format, as a checkpoint."""
 
+import shutil
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +17,11 @@ from laconic.errors import SourceError
 from laconic.hashing import hash_of
 from laconic.models import builder as builders
 from laconic.models import huggingface, timm_folder
-from laconic.models.adapter import is_adapter, read_adapter
+from laconic.models.adapter import TASKS, Adapter, is_adapter, read_adapter
 from laconic.models.checkpoint import CARD, Checkpoint, prepare
-from laconic.models.model_folder import GGUF, refuse_foreign
-from laconic.models.pretrained import Loaded
+from laconic.models.folder_weights import stored_names, weight_files
+from laconic.models.model_folder import GGUF, read_source_json, refuse_foreign
+from laconic.models.pretrained import Loaded, is_head_weight
 from laconic.models.processors import plain_task, read_chat_template
 from laconic.models.sample_signature import infer_inputs
 from laconic.models.signature import order_inputs, probe_module
@@ -30,6 +33,11 @@ ONE_LENGTH = (
     "that length in an .npz file"
 )
 
+TOKENIZER_FILES = frozenset(
+    {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model"}
+    | {"vocab.json", "vocab.txt", "merges.txt", "sentencepiece.bpe.model", "spiece.model"}
+)
+"""Files of a tokenizer, which an adapter may bring."""
 PADDING_ADVICE = (
     'Give its config.json a "pad_token_id": the number of the token that pads texts, or, where there is none, that of '
     "eos_token_id"
@@ -148,13 +156,49 @@ def _load_adapter(folder: Path, task: str | None, trust: bool) -> Checkpoint:
             f"{folder} is an adapter of {str(adapter.base)!r}, and there is no such folder. Name the folder of its "
             f"model as base_model_name_or_path in adapter_config.json"
         )
-    base = _load_folder(adapter.base, task, None, trust)
-    adapter.merge_into(base.module)
+    base = _load_base(adapter, folder, task, trust)
+    if adapter.merge_into(base.module) and "config" in base.source:
+        base.source["config"]["tie_word_embeddings"] = False
     template = read_chat_template(folder)
     chosen = base if template is None else replace(base, task=base.task.with_chat_template(template.text))
     config = {"adapter": folder.name}
     key = hash_of(base.key, "adapter", fingerprint(base.module))
     return chosen.after(Record(stage="finetune", config=config, key=key, figures={}), base.module)
+
+
+def _load_base(adapter: Adapter, folder: Path, task: str | None, trust: bool) -> Checkpoint:
+    """Return the model that an adapter in a folder belongs to, with the tokenizer and the head that the adapter
+    brings."""
+    tokenizer = [path for path in folder.iterdir() if path.name in TOKENIZER_FILES]
+    if (adapter.base / CARD).is_file() or not (tokenizer or adapter.classes):
+        return _load_folder(adapter.base, task, None, trust)
+    with tempfile.TemporaryDirectory() as scratch:
+        overlaid = Path(scratch) / adapter.base.name
+        shutil.copytree(adapter.base, overlaid, copy_function=lambda at, to: Path(to).symlink_to(Path(at).resolve()))
+        for path in tokenizer:
+            (overlaid / path.name).unlink(missing_ok=True)
+            shutil.copyfile(path, overlaid / path.name)
+        if adapter.classes is None:
+            return _load_folder(overlaid, task, None, trust)
+        config = read_source_json(overlaid / "config.json")
+        names = huggingface.name_classes(config)
+        if len(names) != adapter.classes:
+            names = huggingface.name_classes({"num_labels": adapter.classes})
+        loaded = load_model(overlaid, task=task or TASKS[adapter.config["task_type"]], trust=trust, labels=names)
+        check_head_complete(loaded.module, adapter, overlaid)
+        return make_checkpoint(loaded, overlaid, head=("adapter", names))
+
+
+def check_head_complete(module: nn.Module, adapter: Adapter, base: Path) -> None:
+    """Raise SourceError for a head of which neither an adapter nor its model has all weights."""
+    model: Any = module.model
+    stored = [*adapter.head, *stored_names(weight_files(base))]
+    for name, _ in model.named_parameters():
+        if is_head_weight(model, name) and not any(other == name or other.endswith(f".{name}") for other in stored):
+            raise SourceError(
+                f"neither the adapter nor its model {adapter.base} has the weight {name} of the head. Save the adapter "
+                f"with that layer among modules_to_save"
+            )
 
 
 def _with_signature(
