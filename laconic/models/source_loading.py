@@ -194,7 +194,8 @@ def check_head_complete(module: nn.Module, adapter: Adapter, base: Path) -> None
     model: Any = module.model
     stored = [*adapter.head, *stored_names(weight_files(base))]
     for name, _ in model.named_parameters():
-        if is_head_weight(model, name) and not any(other == name or other.endswith(f".{name}") for other in stored):
+        bare = name.removeprefix(f"{model.base_model_prefix}.")  # as the encoder alone is saved
+        if is_head_weight(model, name) and not any(other == bare or other.endswith(f".{bare}") for other in stored):
             raise SourceError(
                 f"neither the adapter nor its model {adapter.base} has the weight {name} of the head. Save the adapter "
                 f"with that layer among modules_to_save"
