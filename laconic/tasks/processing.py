@@ -81,9 +81,6 @@ class Processing(NamedTask, ABC):
     padding: dict[str, int]
     """The value that pads each input along its free axis; empty where the samples of a batch must be of one size."""
 
-    sample_rows: Mapping[str, Array] = {}
-    """A few samples by input, [rows, ...], of which `sample_inputs` makes its values where there are any."""
-
     typical_sample: Mapping[str, Array] = {}
     """A sample of median size, [1, ...] by input; empty where none is known."""
 
@@ -149,8 +146,6 @@ class Processing(NamedTask, ABC):
 
     def sample_inputs(self, sizes: Mapping[str, int], seed: int = 0) -> Arrays:
         """Draw random inputs that the model takes. sizes: the size of each free axis, by name."""
-        if self.sample_rows:
-            return {spec.name: spec.fit(self.sample_rows[spec.name], sizes) for spec in self.inputs}
         return sample_inputs(self.inputs, sizes, seed)
 
 
