@@ -98,12 +98,23 @@ class TensorSpec(BaseModel):
 
         sizes: the size of each dynamic axis, by name; a missing one takes its lower bound.
         """
-        shape = [
-            axis if isinstance(axis, int) else sizes.get(axis, self.bounds.get(axis, (1, 1))[0]) for axis in self.shape
-        ]
+        shape = self._fill(sizes)
         if np.dtype(self.dtype).kind == "f":
             return rng.standard_normal(shape).astype(self.dtype)
         return rng.integers(0, 2, shape).astype(self.dtype)
+
+    def fit(self, array: Array, sizes: Mapping[str, int]) -> Array:
+        """Cut an array off, or repeat it, along the axes that do not have their size. sizes: as of `sample`."""
+        for axis, size in enumerate(self._fill(sizes)):
+            if array.shape[axis] != size:
+                array = np.take(array, np.arange(size) % array.shape[axis], axis=axis)
+        return array
+
+    def _fill(self, sizes: Mapping[str, int]) -> list[int]:
+        """Return the shape with a size for each dynamic axis; a missing one takes its lower bound."""
+        return [
+            axis if isinstance(axis, int) else sizes.get(axis, self.bounds.get(axis, (1, 1))[0]) for axis in self.shape
+        ]
 
     def describe(self) -> str:
         """Format the shape for people: `[batch, seq, 384]`."""

@@ -243,6 +243,16 @@ def test_an_adapter_brings_a_head_for_classes(tmp_path):
     assert difference(Checkpoint.load(tmp_path / "saved"), theirs) < 1e-5
 
 
+def test_an_adapter_brings_a_head_beside_the_pooler_of_its_model(tmp_path):
+    models.save_transformer(tmp_path / "body", transformers.BertModel(transformers.BertConfig(**models.TEXT)))
+    kind, changes = (
+        transformers.AutoModelForSequenceClassification,
+        {"task_type": "SEQ_CLS", "target_modules": ["query"]},
+    )
+    found, theirs = read_both(tmp_path, tmp_path / "adapter", changes, kind, "body", num_labels=3)
+    assert difference(found, theirs) < 1e-5
+
+
 def test_a_head_of_which_a_part_is_nowhere_is_refused(tmp_path):
     models.save_transformer(tmp_path / "body", transformers.RobertaModel(transformers.RobertaConfig(**models.TEXT)))
     kind = transformers.AutoModelForSequenceClassification

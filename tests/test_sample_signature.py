@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from laconic.errors import SourceError
 from laconic.models.sample_signature import infer_inputs
+from laconic.models.source_loading import load_source
 
 RNG = np.random.default_rng(0)
 
@@ -91,3 +92,23 @@ def test_samples_that_do_not_fit_are_refused_with_what_does(arrays, message):
 def test_a_module_that_takes_one_sample_at_a_time_is_refused():
     with pytest.raises(SourceError, match="does not run on 2 of the samples"):
         infer_inputs(Single(), {"x": np.ones((6, 4), np.float32)})
+
+
+class Packed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.LSTM(8, 16, batch_first=True)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return self.rnn(packed)[1][0][0]
+
+
+def test_a_module_is_tried_on_its_samples_where_there_are_any(tmp_path):
+    rng = np.random.default_rng(0)
+    samples = {"x": rng.standard_normal((6, 12, 8)).astype(np.float32), "lengths": np.array([3, 7, 12, 1, 5, 9])}
+    torch.save(Packed().state_dict(), tmp_path / "net.pt")
+    checkpoint = load_source(tmp_path / "net.pt", builder=f"{__name__}:Packed", samples=samples, trust=True)
+    assert checkpoint.outputs[0].shape == ("batch", 16)
+    made = checkpoint.task.sample_inputs({"batch": 5})
+    assert made["lengths"].tolist() == [3, 7, 3, 7, 3]

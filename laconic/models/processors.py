@@ -154,17 +154,19 @@ def plain_task(
     origin: Path,
     constants: Mapping[str, Any] = {},
     typical: Arrays | None = None,
+    rows: Arrays | None = None,
 ) -> "Task":
     """Make the task of a model that comes without a tokenizer and without settings for images.
 
     name: by default the one for plain arrays. constants: values of inputs of the file that samples may repeat. typical:
-    a sample to time with, [1, ...] by input. Raises SourceError for a task that needs more than the model's inputs.
+    a sample to time with, [1, ...] by input. rows: a few samples to try the model on. Raises SourceError for a task
+    that needs more than the model's inputs.
     """
     try:
         task = resolve_task(name or DEFAULT_TASK).from_signature(inputs)
     except SourceError as error:
         raise SourceError(f"{origin}: {error}") from None
-    task.constants, task.typical_sample = constants, typical or {}
+    task.constants, task.typical_sample, task.sample_rows = constants, typical or {}, rows or {}
     return task
 
 

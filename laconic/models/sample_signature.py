@@ -141,6 +141,12 @@ def resize(arrays: Arrays, axes: tuple[Axis, ...], size: int) -> Arrays:
     return changed
 
 
+def take_few(samples: Arrays) -> Arrays:
+    """Take the samples that the free axes were found with: a module that takes their sizes may refuse made-up values,
+    as of lengths."""
+    return take_rows({name: array for name, array in samples.items() if name != LABEL}, ROWS[0])
+
+
 def take_rows(arrays: Arrays, rows: int) -> Arrays:
     """Take the first samples, repeated where there are fewer."""
     return {name: np.take(array, np.arange(rows) % max(len(array), 1), axis=0) for name, array in arrays.items()}

@@ -23,7 +23,7 @@ from laconic.models.folder_weights import stored_names, weight_files
 from laconic.models.model_folder import GGUF, read_source_json, refuse_foreign
 from laconic.models.pretrained import Loaded, is_head_weight
 from laconic.models.processors import plain_task, read_chat_template
-from laconic.models.sample_signature import infer_inputs
+from laconic.models.sample_signature import infer_inputs, take_few
 from laconic.models.signature import order_inputs, probe_module
 from laconic.models.weights import check_finite, fingerprint, is_program, scan_weights
 from laconic.tensor import TensorSpec
@@ -90,10 +90,10 @@ def load_source(
     else:
         module, origin = builders.load(source, builder, arguments or {}, weights_key=weights_key, trust=trust)
         traced = tuple(getattr(module, "inputs", ()))
-    stated = inputs or traced
+    stated, rows = inputs or traced, None
     if not stated and samples is not None:
-        stated = infer_inputs(prepare(module), samples)
-    return _with_signature(module, origin, stated, task, source)
+        stated, rows = infer_inputs(prepare(module), samples), take_few(samples)
+    return _with_signature(module, origin, stated, task, source, rows)
 
 
 def _load_folder(folder: Path, task: str | None, builder: str | None, trust: bool) -> Checkpoint:
@@ -194,7 +194,8 @@ def check_head_complete(module: nn.Module, adapter: Adapter, base: Path) -> None
     model: Any = module.model
     stored = [*adapter.head, *stored_names(weight_files(base))]
     for name, _ in model.named_parameters():
-        if is_head_weight(model, name) and not any(other == name or other.endswith(f".{name}") for other in stored):
+        bare = name.removeprefix(f"{model.base_model_prefix}.")  # as the encoder alone is saved
+        if is_head_weight(model, name) and not any(other == bare or other.endswith(f".{bare}") for other in stored):
             raise SourceError(
                 f"neither the adapter nor its model {adapter.base} has the weight {name} of the head. Save the adapter "
                 f"with that layer among modules_to_save"
@@ -202,9 +203,14 @@ def check_head_complete(module: nn.Module, adapter: Adapter, base: Path) -> None
 
 
 def _with_signature(
-    module: nn.Module, origin: dict[str, Any], inputs: tuple[TensorSpec, ...], task: str | None, path: Path
+    module: nn.Module,
+    origin: dict[str, Any],
+    inputs: tuple[TensorSpec, ...],
+    task: str | None,
+    path: Path,
+    rows: Arrays | None,
 ) -> Checkpoint:
-    """Return a checkpoint of a plain module. task: by default the one for plain arrays."""
+    """Return a checkpoint of a plain module. task: by default the one for plain arrays. rows: samples to try it on."""
     if not inputs:
         raise SourceError(
             f"nothing says which tensors the module in {path} takes. Give samples in an .npz file (--data), whose "
@@ -213,8 +219,9 @@ def _with_signature(
     module = prepare(module)
     check_finite(module, path)
     inputs = order_inputs(module, inputs)
-    purpose = plain_task(task, inputs, path)
-    return Checkpoint.of(module, purpose, outputs=probe_module(module, inputs), source=origin, size=path.stat().st_size)
+    purpose = plain_task(task, inputs, path, rows=rows)
+    outputs = probe_module(module, inputs, sample=purpose.sample_inputs)
+    return Checkpoint.of(module, purpose, outputs=outputs, source=origin, size=path.stat().st_size)
 
 
 def read_licence(folder: Path) -> str | None:

@@ -43,6 +43,9 @@ class RowParsing(NamedTask):
     constants: Mapping[str, Any] = {}
     """Values of inputs that the source takes and that are the same for all samples: rows may repeat them."""
 
+    sample_rows: Mapping[str, Array] = {}
+    """A few samples by input, [rows, ...], that a model of plain arrays is tried on; empty where there are none."""
+
     def with_labels(self, labels: Sequence[str]) -> Self:
         """Return the same task for a model with other classes."""
         task = copy.copy(self)

@@ -94,6 +94,11 @@ class Tensors(Task):
         rows = len(first(outputs))
         return [{name: array[row] for name, array in outputs.items()} for row in range(rows)]
 
+    def sample_inputs(self, sizes: Mapping[str, int], seed: int = 0) -> Arrays:
+        if not self.sample_rows:
+            return super().sample_inputs(sizes, seed)
+        return {spec.name: spec.fit(self.sample_rows[spec.name], sizes) for spec in self.inputs}
+
     def typical(self, batch: int, length: int, seed: int = 0) -> Arrays:
         """Return a sample as often as there are rows, where one is known: random numbers may be no lengths or ids."""
         if not self.typical_sample:
