@@ -277,6 +277,33 @@ def compare_dynamic(package: Package, path: Path, unseen: Arrays, original: Arra
     return {"dynamic_bytes": small.stat().st_size, "dynamic_same": package.agree(original, answers)}
 
 
+def print_table(rows: list[dict[str, object]]) -> None:
+    """Print the rows as a Markdown table: megabytes, verdicts, and shares of answers that stay."""
+    print(
+        "| model | package | MB | artifact, MB | batch 1 | verdict | same answers | dynamic INT8, MB | same answers |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
+    for row in rows:
+        figures = [format_figure(row.get(key), scale) for key, scale in COLUMNS]
+        verdict = row.get("verdict") or row.get("message", "")
+        size, made, speed, same, peer, peer_same = figures
+        cells = [row["name"], row["package"], size, made, speed, verdict, same, row.get("dynamic", peer), peer_same]
+        print("| " + " | ".join(map(str, cells)) + " |")
+
+
+COLUMNS = (
+    ("bytes", "MB"), ("artifact_bytes", "MB"), ("speed", "x"), ("same_answers", "%"), ("dynamic_bytes", "MB"),
+    ("dynamic_same", "%"),
+)  # fmt: skip
+
+
+def format_figure(value: object, unit: str) -> str:
+    """Format a figure of a row; a dash where there is none."""
+    if not isinstance(value, int | float):
+        return "–"
+    return {"MB": f"{value / 1e6:.2f}", "x": f"{value:.2f} x", "%": f"{100 * value:.1f} %"}[unit]
+
+
 def main() -> None:
     """Run the packages that are asked for, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -288,7 +315,8 @@ def main() -> None:
     rows = []
     for name in options.only:
         rows.append(compress(name, PACKAGES[name], options.folder))
-        print(json.dumps(rows[-1]), flush=True)
+        print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    print_table(rows)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))
 
