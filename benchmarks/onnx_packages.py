@@ -300,7 +300,7 @@ COLUMNS = (
 def format_figure(value: object, unit: str) -> str:
     """Format a figure of a row; a dash where there is none."""
     if not isinstance(value, int | float):
-        return "–"
+        return "-"
     return {"MB": f"{value / 1e6:.2f}", "x": f"{value:.2f} x", "%": f"{100 * value:.1f} %"}[unit]
 
 
