@@ -43,7 +43,7 @@ def imported(gpu, monkeypatch):
     monkeypatch.setattr(module, "DEVICE", "cpu")
     monkeypatch.setattr(module.ort, "InferenceSession", make_capturing_session(gpu))
     yield module
-    for name in ("onnxruntime_cuda", "pinned_buffers", "cuda_device"):
+    for name in ("onnxruntime_cuda", "cuda_device"):
         del sys.modules[f"laconic.runtimes.{name}"]
 
 

@@ -339,7 +339,7 @@ def test_an_onnx_file_is_followed_from_its_graph(reader, folder, cache, laconic,
     code, rows, _ = read_ledger(laconic, artifact, source, "--data", data)
     assert code == 0
     assert rows["original"]["ran"] == "onnxruntime, float32"
-    monkeypatch.setattr("laconic.models.source.EXACTNESS", 1.1)
+    monkeypatch.setattr("laconic.models.source.GraphSource.exactness", 1.1)
     code, rows, _ = read_ledger(laconic, artifact, source, "--data", data)
     assert code == 3
     assert rows["captured"]["divergence"]["says"] == "not bisected: an ONNX source has no modules"

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(find_spec("tensorrt") is not None, reason="Tenso
 
 SURFACE = json.loads((Path(__file__).parent / "tensorrt_surface.json").read_text())
 WEIGHT = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
-MODULES = ("tensorrt", "tensorrt_builder", "pinned_buffers", "cuda_device")
+MODULES = ("tensorrt", "tensorrt_builder", "cuda_device")
 
 
 @pytest.fixture
