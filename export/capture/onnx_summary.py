@@ -6,7 +6,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from export.capture.onnx_interface import infer_layouts, read_axes
+from export.capture.onnx_interface import infer_layouts, read_axes, read_dtype
 from export.capture.source_file import find_quantized_operators, has_half_precision, read_onnx
 from laconic.errors import SourceError
 
@@ -51,12 +51,12 @@ def describe_input(model: ir.Model, name: str, path: Path) -> dict[str, Any]:
     try:
         axes = read_axes(value, path)
         described["shape"] = [axis if axis is not None else "?" for axis in axes]
+        described["dtype"] = read_dtype(value, path)
         layout = infer_layouts(model, path, only=name)[0]
     except SourceError as error:
         return described | {"obstacle": str(error)}
     batch = axes[layout.place]
     return described | {
-        "dtype": layout.dtype,
         "batch": f"axis {layout.place}" + (", fixed to one row" if batch == 1 else ""),
         "free": [place for place, axis in enumerate(axes) if place != layout.place and not isinstance(axis, int)],
     }
