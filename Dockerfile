@@ -13,7 +13,7 @@ COPY train/ train/
 COPY compress/ compress/
 COPY export/ export/
 COPY serve/ serve/
-RUN /opt/laconic/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt ".[serve,cpu]" \
+RUN /opt/laconic/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt ".[serve,cpu,generate]" \
     && /opt/laconic/bin/pip uninstall --yes --disable-pip-version-check setuptools pip
 
 FROM ${PYTHON}
