@@ -1,7 +1,8 @@
 """Similarity metrics between two sets of outputs, and metrics against labels. Arrays in, numbers out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -9,6 +10,9 @@ from laconic.arrays import Array, softmax
 
 ROUNDING = 1e-12
 """The variance of a column, as a share of its mean square, that comes from the rounding of float32 alone."""
+BLOCK = 1 << 17
+"""Numbers that are compared at once in float64, so that they stay in the processor's cache: 2.3 s became 0.5 s for 50
+answers of 265,000 numbers each."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +38,21 @@ def cosine(reference: Array, candidate: Array) -> Array:
 
     reference, candidate: [samples, ...]. Returns [samples] float64. Two zero vectors give 1, a single one gives 0.
     """
-    a = reference.reshape(len(reference), -1).astype(np.float64)
-    b = candidate.reshape(len(candidate), -1).astype(np.float64)
-    norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
-    same = (np.linalg.norm(a, axis=1) == 0) & (np.linalg.norm(b, axis=1) == 0)
-    return np.where(same, 1.0, np.einsum("ij,ij->i", a, b) / np.where(norms == 0, 1.0, norms))
+    products = np.zeros((3, len(reference)))
+    for a, b in split_columns(reference, candidate):
+        products += [np.einsum("ij,ij->i", *pair) for pair in ((a, a), (b, b), (a, b))]
+    ours, theirs = np.sqrt(products[:2])
+    norms = ours * theirs
+    return np.where((ours == 0) & (theirs == 0), 1.0, products[2] / np.where(norms == 0, 1.0, norms))
+
+
+def split_columns(*arrays: Array) -> Iterator[tuple[Array, ...]]:
+    """Yield a few columns at a time of arrays of one size, [samples, ...] with all axes after the first flattened, in
+    float64."""
+    flat = [array.reshape(len(array), -1) for array in arrays]
+    width = max(BLOCK // max(len(flat[0]), 1), 1)
+    for start in range(0, flat[0].shape[1], width):
+        yield tuple(array[:, start : start + width].astype(np.float64) for array in flat)
 
 
 def overlap(reference: Array, candidate: Array) -> Array:
@@ -66,10 +80,44 @@ def explain_variance(reference: Array, candidate: Array) -> Array:
     """Return the share of each column's variance that is explained, the coefficient of determination: 1 for equal
     columns, 0 for the mean of the reference. reference, candidate: [samples, columns]. Returns one share for each
     column of the reference that varies, float64."""
-    a, b = reference.astype(np.float64), candidate.astype(np.float64)
-    total = np.square(a - a.mean(axis=0)).sum(axis=0)
-    varies = total > ROUNDING * np.square(a).sum(axis=0)
-    return np.asarray(1 - np.square(a - b).sum(axis=0)[varies] / total[varies])
+    return sum_squares(reference, candidate).explained
+
+
+class Squares(NamedTuple):
+    """Sums of squares of each column of two outputs, [columns] float64. total: of the reference. spread: of the
+    reference less its mean. left: of the difference."""
+
+    total: Array
+    spread: Array
+    left: Array
+
+    @property
+    def explained(self) -> Array:
+        """The share of the variance of each column that is explained, of those that vary."""
+        varies = self.spread > ROUNDING * self.total
+        return np.asarray(1 - self.left[varies] / self.spread[varies])
+
+    @property
+    def explained_together(self) -> float:
+        """The share of the variance of all columns together that is explained."""
+        spread = self.spread.sum()
+        return float(1 - self.left.sum() / spread) if spread else 1.0
+
+
+def sum_squares(reference: Array, candidate: Array, *, centred: bool = False) -> Squares:
+    """Sum the squares of each column. reference, candidate: [samples, ...], all axes after the first flattened.
+    centred: of the numbers less the mean of their sample."""
+    means = [np.zeros((len(reference), 1))] * 2
+    if centred:
+        means = [
+            array.reshape(len(array), -1).mean(axis=1, keepdims=True, dtype=np.float64)
+            for array in (reference, candidate)
+        ]
+    parts = []
+    for blocks in split_columns(reference, candidate):
+        a, b = (block - mean for block, mean in zip(blocks, means, strict=True))
+        parts.append([np.square(each).sum(axis=0) for each in (a, a - a.mean(axis=0), a - b)])
+    return Squares(*(np.concatenate(part) for part in zip(*parts, strict=True)) if parts else [np.zeros(0)] * 3)
 
 
 def ranks(values: Array) -> Array:

@@ -130,6 +130,9 @@ def test_a_convolution_is_a_product_of_its_patches(axes, kernel, stride, dilatio
     expected = convolve(values, weight, None, stride, pad, dilation, groups).numpy()
     im2col = Im2Col(groups, (stride,) * axes, (dilation,) * axes, (pad,) * (2 * axes))
     rows = im2col.unfold_input(values.numpy(), weight.shape[2:], np.random.default_rng(0))
+    total, count = im2col.sum_input(values.numpy(), weight.shape[2:])
+    assert count == rows.shape[1]
+    np.testing.assert_allclose(total, rows.sum(axis=1), atol=1e-4)
     found = rows @ im2col.unfold_weight(weight.numpy())  # [groups, places, out of a group]
     flat = np.moveaxis(expected, 1, -1).reshape(-1, groups, 6 // groups).transpose(1, 0, 2)
     np.testing.assert_allclose(found, flat, atol=1e-4)
@@ -150,6 +153,7 @@ def test_patches_of_a_large_input_are_sampled_and_second_moments_are_held_within
         np.ones((1, 2, 90, 90)), (1, 1), np.random.default_rng(0)
     )
     assert rows.shape == (1, 4096, 2)
+    assert Im2Col(1, (1, 1), (1, 1), (0, 0, 0, 0)).sum_input(np.ones((1, 2, 90, 90)), (1, 1))[1] == 8100
     layers = [Layer(f"n{n}", "m", "MatMul", f"x{n // 2}", "w", "y", (1000, 10), 1) for n in range(8)]
     inputs = {layer: LayerInput(layer.input, Im2Col(), (), False) for layer in layers}
     assert [len(part) for part in split_by_memory(inputs, 8_000_000 * 2)] == [4, 4]

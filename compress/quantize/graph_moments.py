@@ -26,26 +26,24 @@ class GraphMoments:
     """Sums over the input rows x of a layer.
 
     total: of x, [groups, in]. quantized: of x fake-quantized, [groups, in]. gram: of x xT, [groups, in, in]. All
-    float64. count: number of rows.
+    float64. count: number of rows. sampled: number of rows in `gram`, fewer where a convolution has many.
     """
 
     total: Array
     quantized: Array
     gram: Array
     count: int = 0
+    sampled: int = 0
 
     @classmethod
     def zeros(cls, groups: int, width: int) -> "GraphMoments":
         """Return the moments of no rows."""
         return cls(np.zeros((groups, width)), np.zeros((groups, width)), np.zeros((groups, width, width)))
 
-    def add(self, rows: Array, quantized: Array, *, second: bool) -> None:
-        """Add rows [groups, count, in]. quantized: the same, fake-quantized. second: whether to add to `gram`."""
-        self.total += rows.sum(axis=1, dtype=np.float64)
-        self.quantized += quantized.sum(axis=1, dtype=np.float64)
-        if second:
-            self.gram += rows.transpose(0, 2, 1) @ rows
-        self.count += rows.shape[1]
+    @property
+    def second(self) -> Array:
+        """The mean of x xT, [groups, in, in]."""
+        return self.gram / max(self.sampled, 1)
 
 
 @dataclass(frozen=True)
@@ -59,6 +57,19 @@ class LayerInput:
     im2col: Im2Col
     kernel: tuple[int, ...]
     quantized: bool
+
+    def add_first(self, values: Array, quantizer: ActivationQuantizer, sums: GraphMoments) -> None:
+        """Add the first moments of a tensor."""
+        total, count = self.im2col.sum_input(values, self.kernel)
+        sums.total += total
+        sums.quantized += self.im2col.sum_input(quantizer(values), self.kernel)[0] if self.quantized else total
+        sums.count += count
+
+    def add_second(self, values: Array, rng: np.random.Generator, sums: GraphMoments) -> None:
+        """Add the second moments of a tensor. rng: for the sample of patches."""
+        rows = self.im2col.unfold_input(values, self.kernel, rng)
+        sums.gram += rows.transpose(0, 2, 1) @ rows
+        sums.sampled += rows.shape[1]
 
 
 def collect_moments(
@@ -94,8 +105,9 @@ def collect_moments(
             for batch in samples():
                 outputs = session.run(batch)
                 for source, sums in moments.items():
-                    rows = source.im2col.unfold_input(outputs[source.tensor], source.kernel, rng)
-                    sums.add(rows, quantizers[source](rows), second=second)
+                    source.add_first(outputs[source.tensor], quantizers[source], sums)
+                    if second:
+                        source.add_second(outputs[source.tensor], rng, sums)
         yield from ((layer, seen[layer].im2col, moments[seen[layer]]) for layer in part)
 
 

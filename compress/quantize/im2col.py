@@ -79,6 +79,26 @@ class Im2Col:
         patches = views[np.unravel_index(positions, sizes)].reshape(len(positions), self.groups, -1)
         return np.ascontiguousarray(patches.transpose(1, 0, 2))
 
+    def sum_input(self, values: Array, kernel: tuple[int, ...]) -> tuple[Array, int]:
+        """Return the sum of all rows that the weight is multiplied with, [groups, in] float64, and their number. They
+        are summed axis by axis without being unfolded, which took three quarters of the rounding of an OCR network.
+
+        Arguments as of `unfold_input`.
+        """
+        if not self.strides:
+            rows = values.reshape(1, -1, values.shape[-1])
+            return rows.sum(axis=1, dtype=np.float64), rows.shape[1]
+        reach = tuple(dilation * (size - 1) + 1 for dilation, size in zip(self.dilations, kernel, strict=True))
+        padded = np.pad(values, self.padding(values.shape[2:], reach))
+        sums, count = padded.sum(axis=0, dtype=np.float64), len(values)
+        for axis, taps in enumerate(kernel):
+            stops = (padded.shape[2 + axis] - reach[axis]) // self.strides[axis] + 1
+            places = np.arange(stops)[:, None] * self.strides[axis] + np.arange(taps) * self.dilations[axis]
+            windows = np.zeros((padded.shape[2 + axis], taps))
+            windows[places, np.arange(taps)] = 1
+            sums, count = np.tensordot(sums, windows, axes=(1, 0)), count * stops
+        return np.asarray(sums.reshape(self.groups, -1)), count
+
     def padding(self, sizes: Iterable[int], reach: Iterable[int]) -> list[tuple[int, int]]:
         """Return the padding of each axis, before and after. reach: extent of the dilated kernel along each axis."""
         if self.pads is not None:

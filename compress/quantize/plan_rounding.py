@@ -193,7 +193,7 @@ def round_layer(
         else:
             scale = quantize_weight(matrix, 1)[1][None]
         steps = np.broadcast_to(expand_scales(scale, len(matrix), group_size), matrix.shape)
-        gram = observed.gram[index] / max(observed.count, 1) / np.outer(factors, factors)
+        gram = observed.second[index] / np.outer(factors, factors)
         if known is not None and len(matrices) == 1:
             integers.append(im2col.unfold_weight(known.integers)[0])
         else:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from laconic.arrays import Array
-from laconic.metrics import explain_variance, make_word_scorer, spearman
+from laconic.metrics import explain_variance, make_word_scorer, spearman, sum_squares
 
 ALL = "all answers"
 """The subject of an agreement that is not of one class or output."""
@@ -90,25 +90,19 @@ def compare_numbers(reference: Array, candidate: Array, subject: str) -> Iterato
     together, as in a vector; each number in a unit of its own, as in a table, where one in Pascal would hide the
     others; and the numbers of a sample less their mean, as in logits, which may share any offset.
     """
-    one, other = (each.reshape(len(each), -1).astype(np.float64) for each in (reference, candidate))
-    columns = explain_variance(one, other)
+    squares = sum_squares(reference, candidate)
+    columns = squares.explained
     if not columns.size:
         return
-    yield Agreement("explained_variance", weigh_columns(one, other), NUMBERS_LEAST, subject)
+    yield Agreement("explained_variance", squares.explained_together, NUMBERS_LEAST, subject)
     if 1 < columns.size <= MOST_NUMBERS:
         yield Agreement("explained_variance_worst", float(columns.min()), EACH_LEAST, subject)
     elif columns.size > MOST_NUMBERS:
         yield Agreement("explained_variance_each", float(columns.clip(0, 1).mean()), EACH_LEAST, subject)
-    if one.shape[1] > 1:
-        centred = [each - each.mean(axis=1, keepdims=True) for each in (one, other)]
-        if np.square(centred[0] - centred[0].mean(axis=0)).sum() > FLAT * np.square(one).sum():
-            yield Agreement("explained_variance_centred", weigh_columns(*centred), NUMBERS_LEAST, subject)
-
-
-def weigh_columns(reference: Array, candidate: Array) -> float:
-    """The share of the variance of all columns together that is explained. reference, candidate: [samples, columns]."""
-    total = np.square(reference - reference.mean(axis=0)).sum()
-    return float(1 - np.square(reference - candidate).sum() / total) if total else 1.0
+    if len(squares.total) > 1:
+        centred = sum_squares(reference, candidate, centred=True)
+        if centred.spread.sum() > FLAT * squares.total.sum():
+            yield Agreement("explained_variance_centred", centred.explained_together, NUMBERS_LEAST, subject)
 
 
 WORDS_LEAST = 0.8
