@@ -62,6 +62,11 @@ RUNTIMES = {
     "fake": "laconic.runtimes.fake:Fake",
 }
 
+GENERATORS = {
+    "openvino-genai": "laconic.runtimes.openvino_genai:OpenVinoGenAi",
+}
+"""Engines that write."""
+
 STAGES = {
     "distill.embedding": "compress.distill.embeddings:EmbeddingDistillation",
     "distill.features": "compress.distill.features:FeatureDistillation",
@@ -199,6 +204,7 @@ TABLES = {
     "task": TASKS,
     "objective": OBJECTIVES,
     "runtime": RUNTIMES,
+    "generator": GENERATORS,
     "stage": STAGES,
     "placement": PLACEMENTS,
     "criterion": CRITERIA,

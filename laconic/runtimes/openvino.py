@@ -17,9 +17,13 @@ CONVERTER = "openvino.tools.ovc"
 sys.modules.setdefault(CONVERTER, None)  # type: ignore[arg-type]
 
 import openvino as ov  # noqa: E402
+from openvino import opset13 as opset  # noqa: E402
+from openvino.passes import MakeStateful, Manager  # noqa: E402
 
 if sys.modules[CONVERTER] is None:
     del sys.modules[CONVERTER]
+
+__all__ = ["HINTS", "MakeStateful", "Manager", "OpenVino", "OvSession", "core", "find_output_name", "opset", "ov"]
 
 PRECISIONS = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "u8": "int8", "i8": "int8"}
 HINTS = {"float32": "f32", "bfloat16": "bf16"}

@@ -12,6 +12,7 @@ from serve.asgi.wire import Headers, Receive, Scope, Send
 from serve.http.control import create_control
 from serve.http.embed import Embed
 from serve.http.extension_routes import add_extensions
+from serve.http.generate import ChatCompletions, Completions
 from serve.http.guard import Guard
 from serve.http.infer import Infer
 from serve.http.prometheus import Metrics
@@ -23,6 +24,9 @@ from serve.observation.observer import RequestObserver
 from serve.requests.memory_budget import MemoryBudget
 from serve.security.access import Access
 from serve.settings.server_settings import Settings
+
+ENDPOINTS = (Infer, Predict, Embed, ChatCompletions, Completions)
+"""What bypasses FastAPI."""
 
 
 class App:
@@ -50,7 +54,7 @@ class App:
         self.settings = settings
         self.budget = MemoryBudget(settings.max_in_flight)
         self.stopping: asyncio.Task[None] | None = None
-        self._endpoints = [kind(repository, settings, self.budget) for kind in (Infer, Predict, Embed)]
+        self._endpoints = [kind(repository, settings, self.budget) for kind in ENDPOINTS]
 
     async def close(self) -> None:
         """Close the models, after what else answers requests with them."""

@@ -15,11 +15,11 @@ from laconic.errors import LaconicError, UnknownModel
 from serve.asgi.wire import Answer, to_answer, to_json
 from serve.http import openapi
 from serve.http.endpoint import MethodNotAllowed
-from serve.http.openai_shape import openai_model, to_openai_answer
 from serve.http.page import add_page
 from serve.http.prometheus import CONTENT_TYPE, Metrics
 from serve.model_repository.model import Model
 from serve.model_repository.repository import Repository
+from serve.openai.openai_shape import openai_model, to_openai_answer
 from serve.protocol import metadata
 
 

@@ -13,9 +13,9 @@ from laconic.errors import InputError
 from serve.asgi.body import read_body, read_json
 from serve.asgi.wire import Answer, Receive, Scope, WhileConnected, to_json
 from serve.http.endpoint import Endpoint, read_timeout
-from serve.http.openai_shape import InvalidParameter, to_openai_answer
 from serve.model_repository.model import Model, Prediction
 from serve.observation.tracing import count_step
+from serve.openai.openai_shape import InvalidParameter, to_openai_answer
 from serve.requests.memory_budget import Reservation
 from serve.requests.offload import OFFLOAD_FROM, offload
 

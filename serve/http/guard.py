@@ -4,7 +4,7 @@ import re
 
 from laconic.errors import LaconicError
 from serve.asgi.wire import CLOSE, CONNECTION, Answer, Headers, Message, Scope, Send, to_answer
-from serve.http.openai_shape import to_openai_answer
+from serve.openai.openai_shape import to_openai_answer
 from serve.security.access import Access, WrongSide
 from serve.security.keys import Unauthorized
 from serve.security.origin import Hosts, Origins, answer_preflight, check_host_count, describe_access
@@ -16,7 +16,7 @@ ADMIN = re.compile(
     r"|/v2/(?:repository|trace|logging|systemsharedmemory|cudasharedmemory)(?:/.*)?"
 )
 """Routes of operators."""
-OPENAI = re.compile(r"/v1/(?:embeddings|models(?:/[^/]+)?)")
+OPENAI = re.compile(r"/v1/(?:embeddings|completions|chat/completions|models(?:/[^/]+)?)")
 """Routes of which the errors have OpenAI's shape."""
 CHALLENGE = b'Bearer realm="laconic"'
 PAGE_CHALLENGE = b'Basic realm="laconic: any user name, and a key as the password", charset="UTF-8"'

@@ -3,12 +3,14 @@
 They are read when somebody asks: the hot path only adds integers.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
-from serve.batching.statistics import Buckets, Statistics
+from serve.batching.buckets import Buckets
+from serve.batching.statistics import Statistics
+from serve.generation.generation_worker import GenerationWorker
 from serve.model_repository.model import Model
 from serve.model_repository.repository import Repository
 from serve.security.access import Access
@@ -118,7 +120,36 @@ class Metrics:
             yield from format_head(name, "histogram", distribution.help)
             for labels, statistics in models:
                 yield from format_histogram(name, labels, distribution.read(statistics), distribution.unit)
+        workers = [(format_labels(each), each.writer.worker) for each in self.repository if each.writer is not None]
+        yield from generation_lines(workers) if workers else ()
         yield from self._access_lines()
+
+
+def generation_lines(workers: Sequence[tuple[str, GenerationWorker]]) -> Iterator[str]:
+    """Yield the lines of models that write. workers: each behind the labels of its model."""
+    name = "laconic_generation_first_token_seconds"
+    yield from format_head(name, "histogram", "Time from a request to the first token of a choice")
+    for labels, worker in workers:
+        yield from format_histogram(name, labels, worker.statistics.first_token, NANOSECOND)
+    name = "laconic_generation_between_tokens_seconds"
+    yield from format_head(name, "histogram", "Time between two tokens of a choice")
+    for labels, worker in workers:
+        yield from format_histogram(name, labels, worker.statistics.between_tokens, NANOSECOND)
+    name = "laconic_generation_tokens_total"
+    yield from format_head(name, "counter", "Tokens of the prompts of requests that began, and tokens written")
+    for labels, worker in workers:
+        yield f'{name}{{{labels},kind="prompt"}} {worker.statistics.prompt_tokens}'
+        yield f'{name}{{{labels},kind="generated"}} {worker.statistics.generated_tokens}'
+    name = "laconic_generation_requests"
+    yield from format_head(name, "gauge", "Requests that are being written, and those that wait for room in the cache")
+    for labels, worker in workers:
+        yield f'{name}{{{labels},state="running"}} {worker.running}'
+        yield f'{name}{{{labels},state="waiting"}} {worker.admission.waiting}'
+    name = "laconic_generation_cache_blocks"
+    yield from format_head(name, "gauge", "Blocks of the cache that requests hold, and all there are")
+    for labels, worker in workers:
+        yield f'{name}{{{labels},state="used"}} {worker.admission.ledger.used}'
+        yield f'{name}{{{labels},state="total"}} {worker.admission.ledger.total}'
 
 
 def format_labels(model: Model) -> str:

@@ -1,12 +1,16 @@
 """Opens artifacts as models: in the server's own process, or in workers."""
 
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 
 from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.manifest import MANIFEST, make_name
 from laconic.errors import UsageError
 from laconic.hashing import digest_file
+from serve.generation.generation_job import GenerationJob
+from serve.generation.generation_worker import GenerationWorker
+from serve.generation.text_writer import TextWriter, find_writing_task
 from serve.model_repository.backend import Backend
 from serve.model_repository.model import Model
 from serve.model_repository.versions import VERSION, escape, explain_ambiguity, find_versions
@@ -56,12 +60,45 @@ def open_version(path: Path, settings: Settings, *, name: str, version: str) -> 
 def open_model(artifact: Artifact, settings: Settings, *, name: str, version: str) -> Model:
     """Open a loaded artifact as a model of that name and version."""
     digest = digest_file(artifact.path / MANIFEST).sha256
-    backend = open_backend(artifact, settings, name, digest)
-    try:
-        return Model(artifact, backend, settings, name=name, version=version, digest=digest)
-    except BaseException:
-        backend.close()  # or its workers would live on
-        raise
+    with ExitStack() as stack:  # what is opened before an error is closed, or workers would live on
+        backend = open_backend(artifact, settings, name, digest)
+        stack.callback(backend.close)
+        writer = open_writer(artifact, settings, name, digest)
+        if writer is not None:
+            stack.callback(writer.close)
+        model = Model(artifact, backend, settings, name=name, version=version, digest=digest, writer=writer)
+        stack.pop_all()
+    return model
+
+
+GENERATOR = "openvino-genai"
+"""The engine that models write with."""
+
+
+def open_writer(artifact: Artifact, settings: Settings, name: str, digest: str) -> TextWriter | None:
+    """Open the engine of a model that writes; return None for any other. digest: of the manifest.
+
+    Raises MissingPackage, and RuntimeFailure where the engine refuses the graph.
+    """
+    task = find_writing_task(artifact.task())
+    if task is None:
+        return None
+    placement = artifact.manifest.placements[0]
+    executors, threads = settings.parallelism(name)
+    job = GenerationJob(
+        engine=GENERATOR,
+        model=str((artifact.path / placement.model).resolve()),
+        manifest=str((artifact.path / MANIFEST).resolve()),
+        digest=digest,
+        context=task.max_tokens,
+        cache_bytes=settings.kv_cache,
+        threads=executors * threads,
+        compute=placement.compute,
+    )
+    worker = GenerationWorker.open(
+        job, watchdog=settings.watchdog, crashes=settings.max_crashes, most_waiting=settings.max_waiting
+    )
+    return TextWriter(worker, task)
 
 
 TOKENS_PER_WATCH = 32

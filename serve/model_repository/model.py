@@ -20,6 +20,7 @@ from serve.batching.batcher import Batcher
 from serve.batching.fair_queue import Flow, Item
 from serve.batching.layout import Cap, Layout, Part
 from serve.batching.statistics import Statistics
+from serve.generation.text_writer import TextWriter
 from serve.model_repository.backend import Backend
 from serve.observation.tracing import trace_parts, trace_step
 from serve.requests.offload import offload
@@ -47,11 +48,19 @@ class Model:
     """Runs inference on tensors (`infer`) and on samples (`predict`). Owns the backend that runs its batches.
 
     digest: of the artifact's manifest. note: why this engine was opened, where there was a choice. users: requests that
-    are under way, for which the model stays open.
+    are under way, for which the model stays open. writer: writes texts token by token; None where the model does not.
     """
 
     def __init__(
-        self, artifact: Artifact, backend: Backend, settings: Settings, *, name: str, version: str, digest: str
+        self,
+        artifact: Artifact,
+        backend: Backend,
+        settings: Settings,
+        *,
+        name: str,
+        version: str,
+        digest: str,
+        writer: TextWriter | None = None,
     ) -> None:
         manifest = artifact.manifest
         self.settings = settings
@@ -61,6 +70,7 @@ class Model:
         self.users = 0
         self.artifact = artifact
         self.backend = backend
+        self.writer = writer
         self.runtime = backend.runtime
         self.note = backend.note
         # Of the placement that was opened: an engine without one of its own runs the preferred graph.
@@ -87,7 +97,8 @@ class Model:
 
     def check_ready(self) -> None:
         """Raise NotReady while no engine runs the model."""
-        if reason := self.backend.reason:
+        reason = self.backend.reason or (self.writer.worker.reason if self.writer is not None else "")
+        if reason:
             raise NotReady(f"model {self.name!r} is not ready: {reason}")
 
     async def infer(self, inputs: Arrays, *, timeout: float | None = None) -> Arrays:
@@ -166,7 +177,9 @@ class Model:
             abandon(item for item, _ in waiting)
 
     def close(self) -> None:
-        """Stop, and close the engine. A batch that runs in this process is waited for."""
+        """Stop, and close the engines. A batch that runs in this process is waited for."""
+        if self.writer is not None:
+            self.writer.close()
         self.backend.interrupt()
         self.batcher.close()
         self.backend.close()

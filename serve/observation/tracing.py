@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Self
 from laconic import __version__
 from laconic.errors import MissingPackage
 from serve.asgi.wire import Headers
+from serve.batching.buckets import Buckets
 from serve.batching.fair_queue import Item
-from serve.batching.statistics import Buckets
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

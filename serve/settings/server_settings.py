@@ -74,6 +74,9 @@ class Settings(Strict):
     max_crashes: int = setting(
         5, "Engines", "crashes of a worker in a row, after the last of which it is not started again", ge=1
     )
+    kv_cache: Bytes = setting(
+        1024 * MIB, "Engines", "cache of a language model, shared by the requests that it writes answers to"
+    )
     models: Path | None = setting(None, "Models", "folder of artifacts that is watched")
     require: Names = setting(
         (),
@@ -95,6 +98,9 @@ class Settings(Strict):
         1.0, "Queue", "longest expected wait in the queue, in seconds; a request that would wait longer gets 429"
     )
     deadline: Seconds = setting(60.0, "Queue", "seconds after which a request that is still in the queue gets 504")
+    max_waiting: int = setting(
+        256, "Queue", "requests that wait for room in the cache of a language model; further ones get 429", ge=0
+    )
     max_rows: int = setting(4096, "Requests", "samples or rows of one request", ge=1)
     max_body: Bytes = setting(64 * MIB, "Requests", "body of one request, both as sent and decompressed")
     max_json: Bytes = setting(

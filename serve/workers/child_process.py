@@ -7,8 +7,12 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import orjson
 
 from laconic import errors
 from laconic.errors import LaconicError, RuntimeFailure, describe_error
@@ -16,6 +20,8 @@ from laconic.errors import LaconicError, RuntimeFailure, describe_error
 HOME = Path(__file__).resolve().parents[2]
 """Where our packages lie; a child finds them there, however the parent did."""
 PR_SET_PDEATHSIG = 1
+TICK = 0.25
+"""Seconds between two looks at a child that says nothing."""
 EXIT_SECONDS = 3.0
 """How long a process that is killed, or exits, may take to be gone."""
 ERRORS = {
@@ -60,6 +66,47 @@ def kill(process: "subprocess.Popen[bytes]") -> None:
     process.kill()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(EXIT_SECONDS)
+
+
+def kill_silent(process: "subprocess.Popen[bytes]", silence: float) -> str:
+    """Kill a process that was silent for longer than `silence` seconds. Returns how it ended."""
+    kill(process)
+    return f"gave no sign of life for {silence:g} s and was killed"
+
+
+class SilenceClock:
+    """Measures how long a child has been silent. Time in which this process was stopped too, as a paused container is,
+    does not count. was_stopped: whether it was, just before the last look."""
+
+    def __init__(self) -> None:
+        self._heard = self._looked = time.monotonic()
+        self.was_stopped = False
+
+    def look(self, now: float, *, heard: bool) -> float:
+        """Return the seconds of silence. heard: whether the child said something since the last look, which is due
+        every TICK."""
+        self.was_stopped = now - self._looked > 4 * TICK
+        self._looked = now
+        if heard or self.was_stopped:
+            self._heard = now
+        return now - self._heard
+
+
+def receive_report(control: socket.socket, process: "subprocess.Popen[bytes]") -> dict[str, Any]:
+    """Receive the line in which a child says what it has opened. Raises the error that it reports, RuntimeFailure where
+    it died."""
+    line = b""
+    while not line.endswith(b"\n"):
+        try:
+            chunk = control.recv(1 << 16)
+        except OSError:
+            chunk = b""
+        if not chunk:
+            raise RuntimeFailure(f"the process that was to open the model {wait_for_exit(process)}")
+        line += chunk
+    report: dict[str, Any] = orjson.loads(line)
+    raise_failure(report)
+    return report
 
 
 def wait_for_exit(process: "subprocess.Popen[bytes]") -> str:

@@ -11,12 +11,17 @@ import orjson
 
 from laconic.arrays import Array, Arrays
 from laconic.errors import NotReady, RuntimeFailure, describe_error
-from serve.workers.child_process import kill, raise_failure, spawn, wait_for_exit
+from serve.workers.child_process import (
+    TICK,
+    SilenceClock,
+    kill,
+    kill_silent,
+    receive_report,
+    spawn,
+    wait_for_exit,
+)
 from serve.workers.engine_job import EngineJob
 from serve.workers.frames import receive_frame, send_frame
-
-TICK = 0.25
-"""Seconds between two looks at a worker that says nothing."""
 
 
 class WorkerLost(NotReady):
@@ -91,18 +96,7 @@ class WorkerProcess:
     def wait_until_open(self) -> dict[str, str]:
         """Wait until the worker is open; return what was opened: `runtime` and `note`. Raises the error of the worker,
         RuntimeFailure where it died."""
-        line = b""
-        while not line.endswith(b"\n"):
-            try:
-                chunk = self._control.recv(1 << 16)
-            except OSError:
-                chunk = b""
-            if not chunk:
-                raise RuntimeFailure(f"the process that was to open the model {wait_for_exit(self.process)}")
-            line += chunk
-        report: dict[str, str] = orjson.loads(line)
-        raise_failure(report)
-        return report
+        return receive_report(self._control, self.process)
 
     def watch(self, silence: float, batch_seconds: float) -> str:
         """Wait until the process has died. Returns how it ended.
@@ -112,7 +106,7 @@ class WorkerProcess:
         paused container is, does not count.
         """
         self._control.settimeout(TICK)
-        beat = looked = time.monotonic()
+        clock = SilenceClock()
         while True:
             try:
                 alive = self._control.recv(1 << 12)
@@ -123,13 +117,9 @@ class WorkerProcess:
             if alive == b"" or any(connection.lost for connection in self.connections):
                 return wait_for_exit(self.process)
             now = time.monotonic()
-            stopped, looked = now - looked - 4 * TICK, now
-            if alive or stopped > 0:
-                beat = now
-            if now - beat > silence:
-                kill(self.process)
-                return f"gave no sign of life for {silence:g} s and was killed"
-            if stopped <= 0 and any(now - each.started > batch_seconds for each in self.connections):
+            if clock.look(now, heard=bool(alive)) > silence:
+                return kill_silent(self.process, silence)
+            if not clock.was_stopped and any(now - each.started > batch_seconds for each in self.connections):
                 kill(self.process)
                 return f"ran a batch for more than {batch_seconds:g} s and was killed"
 

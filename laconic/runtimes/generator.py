@@ -1,0 +1,145 @@
+"""The interface of an engine that writes (generator): requests in, token events out, until each request ends."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal, Self
+
+from laconic.errors import InputError, Overloaded
+
+FinishReason = Literal["stop", "length", "cancelled"]
+"""Why a choice ended: at a stop token, at the most tokens that were asked for, or because it was cancelled."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen, and when a choice ends.
+
+    max_new_tokens: the most tokens of a choice, its stop token included. temperature: 0 takes the likeliest token.
+    top_p, top_k, min_p: what a token is drawn from; top_k 0 is all tokens. repetition_penalty: of tokens in the prompt
+    or the choice (Keskar et al., 2019); frequency_penalty, presence_penalty: of tokens in the choice, as in OpenAI's
+    API. seed: the same seed draws the same tokens; choice i of `n` draws with seed + i. stop_token_ids: a choice ends
+    with any of these. logprobs: whether events hold the logarithm of the probability that the model gave each token.
+    """
+
+    max_new_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    seed: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    n: int = 1
+    logprobs: bool = False
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """What is to be written. id: of the caller's choice, unique among the requests under way."""
+
+    id: int
+    prompt: tuple[int, ...]
+    sampling: Sampling
+
+
+@dataclass(frozen=True)
+class TokenEvent:
+    """The tokens that one step added to one choice of a request. logprobs: of each, where they were asked for.
+    finish_reason: None unless these are the choice's last."""
+
+    request_id: int
+    choice: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...] = ()
+    finish_reason: FinishReason | None = None
+
+
+Holder = tuple[int, int]
+"""What blocks are held for: a choice, by its request and its index."""
+
+
+class BlockLedger:
+    """The blocks of a cache, and the choices that hold them. A choice holds all blocks that it may need, from its
+    beginning to its end, so that none ever waits for another in the middle of its text.
+
+    total: blocks. block_tokens: tokens of a block.
+    """
+
+    def __init__(self, total: int, block_tokens: int) -> None:
+        self.total = total
+        self.block_tokens = block_tokens
+        self.used = 0
+        self._held: dict[Holder, int] = {}
+
+    def count(self, request: GenerationRequest) -> int:
+        """Return the blocks that one choice of a request holds."""
+        return -(-(len(request.prompt) + request.sampling.max_new_tokens) // self.block_tokens)
+
+    def check(self, request: GenerationRequest) -> None:
+        """Raise InputError for a request that needs more blocks than there are."""
+        if self.count(request) * request.sampling.n > self.total:
+            choices = f" for each of {request.sampling.n} choices" if request.sampling.n > 1 else ""
+            raise InputError(
+                f"a prompt of {len(request.prompt)} tokens and up to {request.sampling.max_new_tokens} new ones"
+                f"{choices} exceed the cache of {self.total * self.block_tokens} tokens. Ask for fewer tokens"
+            )
+
+    def has_room(self, request: GenerationRequest) -> bool:
+        """Return whether the blocks of a request are free."""
+        return self.used + self.count(request) * request.sampling.n <= self.total
+
+    def hold(self, request: GenerationRequest) -> None:
+        """Hold the blocks of all choices of a request. Raises InputError, and Overloaded where they are not free."""
+        self.check(request)
+        if not self.has_room(request):
+            raise Overloaded("the cache is full: other requests hold its blocks. Try again later")
+        for choice in range(request.sampling.n):
+            self._held[request.id, choice] = self.count(request)
+            self.used += self.count(request)
+
+    def release(self, request_id: int, choice: int) -> None:
+        """Release the blocks of a choice, if it holds any."""
+        self.used -= self._held.pop((request_id, choice), 0)
+
+
+class Generator(ABC):
+    """A loaded model that writes. All calls come from one thread.
+
+    ledger: the capacity in blocks, and what holds them.
+    """
+
+    ledger: BlockLedger
+
+    @abstractmethod
+    def add(self, request: GenerationRequest) -> None:
+        """Begin a request. Raises InputError for one that can never run, Overloaded where its blocks are not free."""
+
+    @abstractmethod
+    def step(self) -> Sequence[TokenEvent]:
+        """Write the next token of the choices under way; return what was added and what ended. Prompts are read in
+        pieces, so a step may add nothing. Raises RuntimeFailure, after which the generator is of no further use."""
+
+    @abstractmethod
+    def cancel(self, request_id: int, choice: int | None = None) -> None:
+        """End a choice of a request, or all of them. An event of the next step says so, after which their blocks are
+        free; what is not under way is left alone."""
+
+    @property
+    @abstractmethod
+    def is_idle(self) -> bool:
+        """Whether nothing is under way, so that a step would do nothing."""
+
+    def close(self) -> None:  # noqa: B027 - an engine without resources to release need not override it
+        """Release the memory. The generator cannot be used afterwards."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,206 @@
+"""OpenVINO GenAI on the CPU: continuous batching over paged attention, with a cache of prefixes."""
+
+import json
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from laconic.errors import InputError, RuntimeFailure
+from laconic.runtimes.generator import BlockLedger, FinishReason, GenerationRequest, Generator, Sampling, TokenEvent
+from laconic.runtimes.openvino import HINTS, OpenVino, ov  # before openvino_genai: keeps openvino's telemetry out
+from laconic.runtimes.runtime import Compute
+from laconic.runtimes.stateful_graph import CacheShape, StatefulModel, make_stateful
+
+import openvino_genai  # isort: skip
+
+BLOCK_TOKENS = 32
+"""Tokens of a block of the cache, on the CPU (2026.4)."""
+KEPT = {"float32": 4, "bfloat16": 2}
+"""Bytes of a number in the cache, by the arithmetic. FP32 with another cache is refused by the engine, and BF16 with a
+cache in FP32 too (2026.4); INT8 is its own default, and less exact."""
+NO_STOP = 1 << 40
+"""A token that no model has, for requests that end by their length alone: the engine asks for an end token."""
+LIKELIEST = 0.0
+
+
+@dataclass
+class EngineChoice:
+    """A choice under way, which to the engine is a request of its own: of several sequences of one request, the engine
+    gives nothing until all have ended. handle: None until it was given to the engine. tokens: written so far."""
+
+    request: GenerationRequest
+    index: int
+    handle: "openvino_genai.GenerationHandle | None" = None
+    tokens: int = 0
+    is_cancelled: bool = False
+
+
+class OpenVinoGenAi(Generator):
+    """A decoder in OpenVINO GenAI's continuous batching.
+
+    Choices after the first of a request begin when that has read the prompt, whose blocks they then share.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        *,
+        context: int,
+        cache_bytes: int,
+        threads: int = 1,
+        compute: Compute = "float32",
+        has_prefix_cache: bool = True,
+    ) -> None:
+        """model: a decoder with a cache, in ONNX. context: the most tokens that it takes. cache_bytes: of the cache of
+        all requests. Raises RuntimeFailure where the graph or the engine refuses."""
+        if compute not in OpenVino().computes():
+            compute = "float32"  # which is never less exact
+        stateful = make_stateful(model, context)
+        blocks = cache_bytes // (BLOCK_TOKENS * stateful.cache.numbers * KEPT[compute])
+        if not blocks:
+            raise RuntimeFailure(f"the cache of {cache_bytes} bytes holds no block of {BLOCK_TOKENS} tokens of {model}")
+        self.ledger = BlockLedger(blocks, BLOCK_TOKENS)
+        self.vocabulary = stateful.vocabulary
+        self.cache: CacheShape = stateful.cache
+        self._choices: dict[tuple[int, int], EngineChoice] = {}
+        self._next = 0
+        self._pipeline = open_pipeline(stateful, model, blocks, find_properties(threads, compute), has_prefix_cache)
+
+    def add(self, request: GenerationRequest) -> None:
+        if not request.prompt:
+            raise InputError("the prompt has no tokens")
+        low, high = min(request.prompt), max(request.prompt)
+        if low < 0 or high >= self.vocabulary:  # the engine would read what lies beside the embeddings
+            raise InputError(f"the tokens run from {low} to {high}, and the model takes 0 to {self.vocabulary - 1}")
+        self.ledger.hold(request)
+        for index in range(request.sampling.n):
+            self._choices[request.id, index] = EngineChoice(request, index)
+
+    def step(self) -> Sequence[TokenEvent]:
+        try:
+            for choice in list(self._choices.values()):
+                if choice.handle is None and not choice.is_cancelled and self._may_begin(choice):
+                    self._begin(choice)
+            self._pipeline.step()
+            return [event for choice in list(self._choices.values()) for event in self._read(choice)]
+        except Exception as error:  # its text holds paths of the machine that built the engine
+            raise RuntimeFailure("OpenVINO GenAI failed while it wrote") from error
+
+    def cancel(self, request_id: int, choice: int | None = None) -> None:
+        for key, each in self._choices.items():
+            if key[0] == request_id and choice in (None, key[1]):
+                each.is_cancelled = True
+                if each.handle is not None:
+                    each.handle.cancel()
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._choices
+
+    def close(self) -> None:
+        self.cancel_all()
+        del self._pipeline
+
+    def cancel_all(self) -> None:
+        """Cancel all requests, and let the engine see it."""
+        for request_id, _ in list(self._choices):
+            self.cancel(request_id)
+        self._pipeline.step()
+
+    def _may_begin(self, choice: EngineChoice) -> bool:
+        """Return whether the blocks of the prompt can be shared, or there is nothing to share."""
+        first = self._choices.get((choice.request.id, 0))
+        return choice.index == 0 or first is None or first.tokens > 0 or first.is_cancelled
+
+    def _begin(self, choice: EngineChoice) -> None:
+        prompt = ov.Tensor(np.array([choice.request.prompt], np.int64))
+        config = make_config(choice.request.sampling, choice.index)
+        choice.handle = self._pipeline.add_request(self._next, prompt, config)
+        self._next += 1
+
+    def _read(self, choice: EngineChoice) -> Sequence[TokenEvent]:
+        """Read what a step added to a choice, and forget the choice where it ended."""
+        request = choice.request
+        tokens: list[int] = []
+        logprobs: list[float] = []
+        reason: FinishReason | None = None
+        if choice.is_cancelled:
+            reason = "cancelled"
+        elif choice.handle is not None:
+            while choice.handle.can_read():  # each reading gives one token
+                for output in choice.handle.read().values():
+                    tokens += output.generated_ids
+                    logprobs += output.generated_log_probs
+            choice.tokens += len(tokens)
+            if tokens and tokens[-1] in request.sampling.stop_token_ids:
+                reason = "stop"
+            elif choice.tokens >= request.sampling.max_new_tokens:
+                reason = "length"
+        if reason is not None:
+            del self._choices[request.id, choice.index]
+            self.ledger.release(request.id, choice.index)
+        elif not tokens:
+            return []
+        given = tuple(logprobs) if request.sampling.logprobs else ()
+        return [TokenEvent(request.id, choice.index, tuple(tokens), given, reason)]
+
+
+def find_properties(threads: int, compute: Compute) -> Mapping[str, object]:
+    """Return the properties of the compiled model."""
+    return {
+        "INFERENCE_PRECISION_HINT": HINTS[compute],
+        "KV_CACHE_PRECISION": HINTS[compute],
+        # By default the inputs of layers with compressed weights are rounded to INT8, 32 numbers at a time: KL
+        # divergence 0.008 where BF16 alone has 0.0007 (SmolLM2-135M, 2026.4).
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
+        "INFERENCE_NUM_THREADS": str(threads),
+        "ENABLE_CPU_PINNING": "NO",
+    }
+
+
+def open_pipeline(
+    stateful: StatefulModel, model: Path, blocks: int, properties: Mapping[str, object], has_prefix_cache: bool
+) -> "openvino_genai.ContinuousBatchingPipeline":
+    """Open the engine on a model, which it takes from a folder alone. Raises RuntimeFailure where it refuses."""
+    scheduler = openvino_genai.SchedulerConfig()
+    scheduler.num_kv_blocks = blocks
+    scheduler.enable_prefix_caching = has_prefix_cache
+    try:
+        with tempfile.TemporaryDirectory(prefix="laconic-") as name:
+            folder = Path(name)
+            ov.save_model(stateful.graph, folder / "openvino_model.xml", compress_to_fp16=False)
+            (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
+            return openvino_genai.ContinuousBatchingPipeline(folder, scheduler, "CPU", dict(properties))
+    except OSError as error:
+        raise RuntimeFailure(f"the model cannot be written to the folder of temporary files: {error}") from error
+    except Exception as error:  # its text holds paths of the machine that built the engine
+        raise RuntimeFailure(
+            f"OpenVINO GenAI refuses {model.name}: it cannot page the attention of this graph"
+        ) from error
+
+
+def make_config(sampling: Sampling, index: int) -> "openvino_genai.GenerationConfig":
+    """Make the engine's settings of one choice. index: of the choice."""
+    config = openvino_genai.GenerationConfig()
+    config.apply_chat_template = False
+    config.max_new_tokens = sampling.max_new_tokens
+    config.ignore_eos = not sampling.stop_token_ids
+    config.eos_token_id = sampling.stop_token_ids[0] if sampling.stop_token_ids else NO_STOP
+    config.stop_token_ids = set(sampling.stop_token_ids) or {NO_STOP}
+    config.repetition_penalty = sampling.repetition_penalty
+    config.frequency_penalty = sampling.frequency_penalty
+    config.presence_penalty = sampling.presence_penalty
+    config.logprobs = int(sampling.logprobs)
+    config.do_sample = sampling.temperature > LIKELIEST and not math.isclose(sampling.temperature, LIKELIEST)
+    if config.do_sample:
+        config.temperature = sampling.temperature
+        config.top_p = sampling.top_p
+        config.min_p = sampling.min_p
+        config.rng_seed = sampling.seed + index
+        if sampling.top_k:
+            config.top_k = sampling.top_k
+    return config

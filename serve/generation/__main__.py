@@ -1,0 +1,135 @@
+"""The program of a generation worker, `python -m serve.generation`.
+
+It opens a model that writes, and steps it until the server closes the connection. The first line that it receives is
+the job; it answers with the capacity of its cache, or the error. Each further line is a command, a request or a
+cancellation; each line that it sends is a list of events. Empty lines are its heartbeat: they come from the thread that
+steps the engine, so that an engine that hangs is noticed.
+"""
+
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from io import BufferedReader
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import orjson
+
+from laconic import registry
+from laconic.errors import INTERRUPTS, ArtifactError, LaconicError
+from laconic.hashing import digest_file
+from laconic.runtimes.generator import GenerationRequest, Generator, Sampling
+from serve.generation.generation_job import GenerationJob
+from serve.workers.child_process import bind_to_parent, report_failure
+
+HEARTBEAT = 1.0
+"""Seconds between two heartbeats."""
+
+Command = dict[str, Any]
+"""`{"add": {"id": ..., "prompt": [...], "sampling": {...}}}` or `{"cancel": [request, choice or null]}`."""
+
+
+def main() -> None:
+    """Work until the server, or its end of the connection, is gone."""
+    bind_to_parent()
+    control = socket.socket(fileno=int(sys.argv[1]))
+    lines = control.makefile("rb")
+    job = orjson.loads(lines.readline() or b"null")
+    code = 0
+    if job is not None:
+        try:
+            work(control, lines, GenerationJob(**job))
+        except OSError:  # the server closed the connection
+            pass
+        except BaseException:  # noqa: BLE001 - the server sees the end of the process; its log has the reason
+            traceback.print_exc()
+            code = 1
+    os._exit(code)  # an engine's threads may still run
+
+
+def work(control: socket.socket, lines: BufferedReader, job: GenerationJob) -> None:
+    """Open the model and write. Raises OSError where the server is gone, and what the engine raises."""
+    try:
+        generator = open_generator(job)
+    except INTERRUPTS:
+        raise
+    except BaseException as error:  # noqa: BLE001 - engines raise anything, and the server says what
+        control.sendall(orjson.dumps(report_failure(error)) + b"\n")
+        return
+    commands: SimpleQueue[Command] = SimpleQueue()
+    threading.Thread(target=receive, args=(lines, commands), daemon=True).start()
+    capacity = {"blocks": generator.ledger.total, "block_tokens": generator.ledger.block_tokens}
+    control.sendall(orjson.dumps(capacity) + b"\n")
+    write(generator, commands, control)
+
+
+def open_generator(job: GenerationJob) -> Generator:
+    """Open the model of a job. Raises ArtifactError where the artifact has been replaced since the job was given,
+    MissingPackage, and RuntimeFailure where the engine refuses the graph."""
+    if digest_file(Path(job.manifest)).sha256 != job.digest:
+        raise ArtifactError(f"{job.model} is not the file that is served any more. Load the model again")
+    generator: Generator = registry.resolve("generator", job.engine)(
+        Path(job.model),
+        context=job.context,
+        cache_bytes=job.cache_bytes,
+        threads=job.threads,
+        compute=job.compute,
+    )
+    return generator
+
+
+def receive(lines: BufferedReader, commands: "SimpleQueue[Command]") -> None:
+    """Receive commands. The process ends with the connection, whatever the engine does."""
+    try:
+        for line in lines:
+            commands.put(orjson.loads(line))
+    finally:
+        os._exit(0)
+
+
+def write(generator: Generator, commands: "SimpleQueue[Command]", control: socket.socket) -> None:
+    """Step the engine while something is under way, and wait for commands while nothing is."""
+    beat = time.monotonic()
+    while True:
+        events = obey(generator, commands)
+        if not generator.is_idle:
+            events += [
+                [event.request_id, event.choice, event.token_ids, event.logprobs, event.finish_reason]
+                for event in generator.step()
+            ]
+        now = time.monotonic()
+        if events:
+            control.sendall(orjson.dumps(events) + b"\n")
+            beat = now
+        elif now - beat >= HEARTBEAT:
+            control.sendall(b"\n")
+            beat = now
+
+
+def obey(generator: Generator, commands: "SimpleQueue[Command]") -> list[Any]:
+    """Obey the commands that have arrived; wait for one while nothing is under way. Return the events that say which
+    requests are refused."""
+    refusals: list[Any] = []
+    while True:
+        try:
+            command = commands.get(block=generator.is_idle and not refusals, timeout=HEARTBEAT)
+        except Empty:
+            return refusals
+        if "cancel" in command:
+            generator.cancel(*command["cancel"])
+            continue
+        request = command["add"]
+        sampling = request["sampling"]
+        sampling["stop_token_ids"] = tuple(sampling["stop_token_ids"])
+        try:
+            generator.add(GenerationRequest(request["id"], tuple(request["prompt"]), Sampling(**sampling)))
+        except LaconicError as error:
+            refusals.append({"id": request["id"], **report_failure(error)})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""A model that writes, as requests for text see it: prompts, lengths, and answers while they are written."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from tokenizers import Tokenizer
+
+from laconic.errors import InputError
+from laconic.runtimes.generator import Sampling
+from laconic.tasks.processing import ServedTask
+from serve.generation.generation_worker import GenerationWorker
+from serve.generation.token_stream import TokenStream
+from serve.generation.written_choice import TextPiece, WrittenChoice
+
+TASK = "text-generation"
+"""The task whose models write."""
+
+
+class RenderedChat(Protocol):
+    """A chat template."""
+
+    def render(self, messages: Sequence[Mapping[str, Any]], *, prompt: bool = False) -> str:
+        """Render a chat as text. prompt: add what begins the next answer. Raises InputError."""
+
+
+class LengthSettings(Protocol):
+    """What a checkpoint says of how its answers end."""
+
+    @property
+    def eos_token_id(self) -> tuple[int, ...]:
+        """The tokens that end an answer."""
+
+    @property
+    def max_new_tokens(self) -> int:
+        """The most tokens of an answer where a request names no number."""
+
+    @property
+    def repetition_penalty(self) -> float:
+        """The repetition penalty where a request names none."""
+
+
+class WritingTask(Protocol):
+    """What is asked of the task of a model that writes."""
+
+    tokenizer: Tokenizer
+    chat: RenderedChat | None
+    settings: LengthSettings
+    max_tokens: int
+    vocabulary: int
+
+
+def find_writing_task(task: ServedTask) -> WritingTask | None:
+    """Return the task of a model that writes as such; None for any other."""
+    writing: Any = task
+    return writing if task.name == TASK else None
+
+
+class ContextOverflow(InputError):
+    """A prompt and its answer are longer than the model's context."""
+
+
+class WrittenAnswer:
+    """The choices of an answer while they are written; to be closed when nobody reads on."""
+
+    def __init__(self, stream: TokenStream, choices: Sequence[WrittenChoice]) -> None:
+        self._stream = stream
+        self._choices = choices
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens written so far, in all choices."""
+        return sum(choice.tokens for choice in self._choices)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The number of tokens of the prompt."""
+        return len(self._stream.request.prompt)
+
+    async def pieces(self) -> AsyncIterator[TextPiece]:
+        """Yield what can be shown, as it comes, until every choice has ended. Raises what ends the request early."""
+        while not all(choice.is_finished for choice in self._choices):
+            event = await self._stream.read()
+            choice = self._choices[event.choice]
+            if choice.is_finished:  # by a stop string, while the engine was a step further
+                continue
+            piece = choice.add(event)
+            if piece is None:
+                continue
+            if piece.finish_reason is not None:
+                self._stream.cancel(choice.index)
+            yield piece
+
+    def close(self) -> None:
+        """Have the engine write no further."""
+        self._stream.cancel()
+
+
+class TextWriter:
+    """Writes answers with one model. worker: its engine. task: its tokenizer, template and settings."""
+
+    def __init__(self, worker: GenerationWorker, task: WritingTask) -> None:
+        self.worker = worker
+        self.chat = task.chat
+        self.settings = task.settings
+        self.context = task.max_tokens
+        self.vocabulary = task.vocabulary
+        self.tokenizer = Tokenizer.from_str(task.tokenizer.to_str())
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+        """Encode a chat, with what begins the next answer. Raises InputError where there is no template, or it refuses
+        the chat."""
+        if self.chat is None:
+            raise InputError("the model has no chat template. Ask /v1/completions with a text")
+        text = self.chat.render(messages, prompt=True)
+        return self.check(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def encode_text(self, text: str) -> tuple[int, ...]:
+        """Encode a text that is to be continued. Raises InputError for one without tokens."""
+        return self.check(self.tokenizer.encode(text).ids)
+
+    def check(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """Return the tokens of a prompt. Raises InputError for none, and for such that the model does not have."""
+        if not tokens:
+            raise InputError("the prompt has no tokens, and the model needs one to begin with")
+        low, high = min(tokens), max(tokens)
+        if low < 0 or high >= self.vocabulary:
+            raise InputError(f"the tokens run from {low} to {high}, and the model takes 0 to {self.vocabulary - 1}")
+        return tuple(tokens)
+
+    def limit(self, prompt: Sequence[int], asked: int | None) -> int:
+        """Return the most tokens of an answer. asked: by the request, if it does. Raises ContextOverflow where prompt
+        and answer do not fit in the model's context: nothing is cut off."""
+        room = self.context - len(prompt)
+        if room < (asked or 1):
+            wanted = f" and up to {asked} new ones" if asked else ""
+            raise ContextOverflow(
+                f"the model's context is {self.context} tokens, and the prompt has {len(prompt)}{wanted}. "
+                f"Send a shorter prompt, or ask for fewer tokens"
+            )
+        return asked or min(room, self.settings.max_new_tokens)
+
+    async def write(
+        self, prompt: tuple[int, ...], sampling: Sampling, stops: Sequence[str], *, timeout: float
+    ) -> WrittenAnswer:
+        """Begin an answer. stops: strings that end a choice. timeout: seconds that the request may wait for its turn.
+        Raises what `GenerationWorker.begin` raises."""
+        sampling = replace(sampling, stop_token_ids=tuple(self.settings.eos_token_id))
+        stream = await self.worker.begin(prompt, sampling, timeout)
+        choices = [WrittenChoice.begin(i, self.tokenizer, stream.request, stops) for i in range(sampling.n)]
+        return WrittenAnswer(stream, choices)
+
+    def close(self) -> None:
+        """End the engine."""
+        self.worker.close()

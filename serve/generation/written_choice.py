@@ -1,0 +1,91 @@
+"""One choice of an answer as it is written: its tokens, what of its text can be shown, and why it ended."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+from tokenizers import Tokenizer
+
+from laconic.runtimes.generator import GenerationRequest, TokenEvent
+from serve.generation.detokenizer import Detokenizer, StopMatcher
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """A token of a text with the logarithm of its probability. start: where in the text its characters begin."""
+
+    token: int
+    logprob: float
+    start: int
+
+
+@dataclass(frozen=True)
+class TextPiece:
+    """What can be shown of a choice after a step. logprobs: of the tokens that begin within the text. finish_reason:
+    `stop` or `length` with the last piece."""
+
+    choice: int
+    text: str
+    logprobs: Sequence[TokenLogprob] = ()
+    finish_reason: str | None = None
+
+
+@dataclass
+class WrittenChoice:
+    """A choice that is being written.
+
+    tokens: the number that were written up to its end, stop tokens and those of a stop string included.
+    """
+
+    index: int
+    detokenizer: Detokenizer
+    matcher: StopMatcher
+    stop_token_ids: frozenset[int]
+    tokens: int = 0
+    is_finished: bool = False
+    _decoded: int = 0
+    _shown: int = 0
+    _logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    @classmethod
+    def begin(cls, index: int, tokenizer: Tokenizer, request: GenerationRequest, stops: Sequence[str]) -> Self:
+        """Begin a choice of a request. stops: strings that end it, and are not shown."""
+        stop_tokens = frozenset(request.sampling.stop_token_ids)
+        return cls(index, Detokenizer(tokenizer, request.prompt), StopMatcher(stops), stop_tokens)
+
+    def add(self, event: TokenEvent) -> TextPiece | None:
+        """Add what a step wrote; return what can be shown, None where nothing can yet."""
+        text = ""
+        for place, token in enumerate(event.token_ids):
+            self.tokens += 1
+            if token in self.stop_token_ids:
+                break
+            if event.logprobs:
+                self._logprobs.append(TokenLogprob(token, event.logprobs[place], self._decoded))
+            decoded = self.detokenizer.add(token)
+            self._decoded += len(decoded)
+            piece, is_stopped = self.matcher.add(decoded)
+            text += piece
+            if is_stopped:
+                return self._finish(text, "stop")
+        if event.finish_reason is None:
+            return self._show(text) if text else None
+        piece, is_stopped = self.matcher.add(self.detokenizer.finish())
+        text += piece
+        if is_stopped:
+            return self._finish(text, "stop")
+        text += self.matcher.finish()
+        return self._finish(text, "stop" if event.finish_reason == "stop" else "length", is_whole=True)
+
+    def _show(self, text: str) -> TextPiece:
+        self._shown += len(text)
+        shown = [each for each in self._logprobs if each.start < self._shown]
+        self._logprobs = self._logprobs[len(shown) :]
+        return TextPiece(self.index, text, shown)
+
+    def _finish(self, text: str, reason: str, *, is_whole: bool = False) -> TextPiece:
+        """End the choice. is_whole: whether all of its text is shown, so that all of its tokens are too."""
+        self.is_finished = True
+        piece = self._show(text)
+        logprobs = [*piece.logprobs, *(self._logprobs if is_whole else ())]
+        return TextPiece(self.index, text, logprobs, reason)

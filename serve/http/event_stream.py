@@ -1,0 +1,57 @@
+"""Answers in pieces: server-sent events."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from laconic.errors import INTERRUPTS, NotReady
+from serve.asgi.wire import Answer, ClientGone, Receive, Scope, Send, WhileConnected, to_json
+from serve.openai.openai_shape import describe_openai_error
+from serve.requests.public_errors import to_public_error
+
+EVENTS = b"text/event-stream; charset=utf-8"
+UNBUFFERED = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+"""Headers by which proxies pass on each event as it comes."""
+DONE = b"data: [DONE]\n\n"
+STOPPING = "the server stopped before this answer was whole. Try another replica"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventStream(Answer):
+    """An answer whose events are sent as they come. What goes wrong after the first becomes an event itself.
+
+    events: one JSON value each. end: called once, with what ended the stream early, if anything did.
+    """
+
+    scope: Scope
+    receive: Receive
+    events: AsyncIterator[Any]
+    end: Callable[[BaseException | None], None]
+
+    async def send(self, send: Send) -> None:
+        """Write the events to the connection until they end, or the client hangs up."""
+        failure: BaseException | None = None
+        try:
+            async with WhileConnected(self.scope, self.receive):
+                headers = [(b"content-type", self.content_type), *UNBUFFERED, *self.headers]
+                await send({"type": "http.response.start", "status": self.status, "headers": headers})
+                async for event in self.events:
+                    await send_piece(send, b"data: " + to_json(event) + b"\n\n")
+                await send_piece(send, DONE)
+        except ClientGone as error:
+            failure = error
+            return
+        except INTERRUPTS:
+            raise
+        except BaseException as error:  # noqa: BLE001 - an exception that gets out costs the client its connection
+            failure = NotReady(STOPPING) if isinstance(error, asyncio.CancelledError) else error
+            await send_piece(send, b"data: " + to_json(describe_openai_error(to_public_error(failure))) + b"\n\n")
+        finally:
+            self.end(failure)
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def send_piece(send: Send, piece: bytes) -> None:
+    """Send a part of a body that goes on."""
+    await send({"type": "http.response.body", "body": piece, "more_body": True})

@@ -1,0 +1,136 @@
+"""OpenAI's routes for text: `POST /v1/chat/completions` and `POST /v1/completions`."""
+
+import re
+import time
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any, ClassVar
+
+from serve.asgi.body import read_body, read_json
+from serve.asgi.wire import Answer, Receive, Scope, WhileConnected, to_json
+from serve.generation.text_writer import TextWriter, WrittenAnswer
+from serve.generation.written_choice import TextPiece
+from serve.http.endpoint import Endpoint, read_timeout
+from serve.http.event_stream import EVENTS, EventStream
+from serve.model_repository.model import Model
+from serve.openai.chat_request import ChatRequest
+from serve.openai.completion_request import CompletionRequest
+from serve.openai.openai_shape import InvalidParameter, to_openai_answer
+from serve.openai.text_answer import AnswerFormat, ChatFormat, CompletionFormat, format_usage
+from serve.openai.text_request import TextRequest
+from serve.requests.memory_budget import Reservation
+from serve.requests.offload import offload
+from serve.security.keys import count_rows
+
+
+class Generate(Endpoint):
+    """Texts, written token by token."""
+
+    request: ClassVar[type[TextRequest]]
+    format: ClassVar[type[AnswerFormat]]
+
+    def refuse(self, error: BaseException) -> Answer:
+        return to_openai_answer(error)
+
+    async def _answer(self, match: re.Match[str], scope: Scope, receive: Receive, reservation: Reservation) -> Answer:
+        headers = dict(scope["headers"])
+        body = await read_body(headers, receive, self.settings.max_body, reservation)
+        started = time.monotonic_ns()
+        async with WhileConnected(scope, receive):
+            request = self.request.read(await read_json(body, self.settings, reservation))
+            model = self.repository.get(request.model)
+            writer = find_writer(model)
+            end = partial(self._end, model, started)
+            model.users += 1
+            try:
+                timeout = read_timeout(headers) or self.settings.deadline
+                answer = await self._begin(request, model, writer, timeout)
+                shape = self.format(
+                    request.model, writer.tokenizer, has_logprobs=request.has_logprobs, has_usage=request.has_usage
+                )
+                if not request.stream:
+                    content = await collect(answer, shape)
+            except BaseException as error:
+                end(error)
+                raise
+        if not request.stream:
+            end(None)
+            return Answer(to_json(content))
+
+        def finish(error: BaseException | None) -> None:
+            answer.close()
+            end(error)
+
+        events = stream(answer, shape, request.choices)
+        return EventStream(b"", content_type=EVENTS, scope=scope, receive=receive, events=events, end=finish)
+
+    async def _begin(self, request: TextRequest, model: Model, writer: TextWriter, timeout: float) -> WrittenAnswer:
+        """Begin to write an answer. timeout: seconds that the request may wait. Raises what goes wrong."""
+        model.check_ready()
+        count_rows(request.choices)
+        # Off the event loop: a long prompt takes the tokenizer milliseconds, and a template runs code of its own.
+        prompt = await offload(request.encode, writer)
+        sampling = request.make_sampling(writer, prompt)
+        return await writer.write(prompt, sampling, request.stops, timeout=timeout)
+
+    def _end(self, model: Model, started: int, error: BaseException | None) -> None:
+        """Count a request that has ended. error: that it ended with."""
+        model.users -= 1
+        if error is None:
+            model.statistics.count_success(started)
+        else:
+            model.statistics.count_failure(started, error)
+
+
+class ChatCompletions(Generate):
+    """The next message of a chat."""
+
+    pattern = re.compile(r"/v1/chat/completions")
+    request = ChatRequest
+    format = ChatFormat
+
+
+class Completions(Generate):
+    """The continuation of a text."""
+
+    pattern = re.compile(r"/v1/completions")
+    request = CompletionRequest
+    format = CompletionFormat
+
+
+def find_writer(model: Model) -> TextWriter:
+    """Return what writes with a model. Raises InvalidParameter for one that does something else."""
+    if model.writer is None:
+        raise InvalidParameter("model", f"model {model.name!r} does {model.task.name}, and writes no texts")
+    return model.writer
+
+
+async def collect(answer: WrittenAnswer, shape: AnswerFormat) -> Any:
+    """Return a whole answer."""
+    pieces: dict[int, list[TextPiece]] = {}
+    try:
+        async for piece in answer.pieces():
+            pieces.setdefault(piece.choice, []).append(piece)
+    finally:
+        answer.close()
+    choices = [
+        TextPiece(
+            index,
+            "".join(piece.text for piece in several),
+            [logprob for piece in several for logprob in piece.logprobs],
+            several[-1].finish_reason,
+        )
+        for index, several in sorted(pieces.items())
+    ]
+    return shape.whole(choices, format_usage(answer.prompt_tokens, answer.tokens))
+
+
+async def stream(answer: WrittenAnswer, shape: AnswerFormat, choices: int) -> AsyncIterator[Any]:
+    """Yield the chunks of an answer as they come."""
+    for chunk in shape.opening(choices):
+        yield chunk
+    async for piece in answer.pieces():
+        for chunk in shape.chunks(piece):
+            yield chunk
+    if shape.has_usage:
+        yield shape.chunk([], format_usage(answer.prompt_tokens, answer.tokens))

@@ -1,0 +1,129 @@
+"""Answers to requests for text in OpenAI's API: whole, and as the chunks of a stream."""
+
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
+
+from tokenizers import Tokenizer
+
+from serve.generation.detokenizer import BROKEN
+from serve.generation.written_choice import TextPiece, TokenLogprob
+
+Json = dict[str, Any]
+
+
+class AnswerFormat(ABC):
+    """The shape of one answer. model: the name that was asked for."""
+
+    prefix: ClassVar[str]
+    """What the identifier of an answer begins with."""
+    whole_kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
+    """The kinds of a whole answer, and of a chunk."""
+
+    def __init__(self, model: str, tokenizer: Tokenizer, *, has_logprobs: bool, has_usage: bool) -> None:
+        self.tokenizer = tokenizer
+        self.has_logprobs = has_logprobs
+        self.has_usage = has_usage
+        self._head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+
+    @abstractmethod
+    def format_choice(self, choice: TextPiece) -> Json:
+        """Format a whole choice."""
+
+    @abstractmethod
+    def format_delta(self, piece: TextPiece) -> Json:
+        """Format what a choice has more."""
+
+    def opening(self, choices: int) -> Iterable[Json]:
+        """Return the chunks that begin a stream."""
+        return ()
+
+    def whole(self, choices: Sequence[TextPiece], usage: Json) -> Json:
+        """Return a whole answer."""
+        formatted = [self.format_choice(choice) for choice in choices]
+        return {**self._head, "object": self.whole_kind, "choices": formatted, "usage": usage}
+
+    def chunk(self, choices: Sequence[Json], usage: Json | None = None) -> Json:
+        """Return a chunk. usage: only in the last."""
+        used = {"usage": usage} if self.has_usage else {}
+        return {**self._head, "object": self.chunk_kind, "choices": choices, **used}
+
+    def chunks(self, piece: TextPiece) -> Iterable[Json]:
+        """Return the chunks of a piece: its text, and then why the choice ended, if it did."""
+        if piece.text or piece.logprobs:
+            yield self.chunk([self.format_delta(TextPiece(piece.choice, piece.text, piece.logprobs))])
+        if piece.finish_reason is not None:
+            yield self.chunk([self.format_delta(TextPiece(piece.choice, "", (), piece.finish_reason))])
+
+
+class ChatFormat(AnswerFormat):
+    """The shape of an answer to a chat."""
+
+    prefix, whole_kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def opening(self, choices: int) -> Iterable[Json]:
+        for index in range(choices):
+            delta = {"role": "assistant", "content": ""}
+            yield self.chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
+
+    def format_choice(self, choice: TextPiece) -> Json:
+        return {
+            "index": choice.choice,
+            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "logprobs": self._format_logprobs(choice.logprobs) if self.has_logprobs else None,
+            "finish_reason": choice.finish_reason,
+        }
+
+    def format_delta(self, piece: TextPiece) -> Json:
+        return {
+            "index": piece.choice,
+            "delta": {} if piece.finish_reason else {"content": piece.text},
+            "logprobs": self._format_logprobs(piece.logprobs) if piece.logprobs else None,
+            "finish_reason": piece.finish_reason,
+        }
+
+    def _format_logprobs(self, logprobs: Sequence[TokenLogprob]) -> Json:
+        tokens = [(each, *describe_token(self.tokenizer, each.token)) for each in logprobs]
+        content = [
+            {"token": text, "logprob": each.logprob, "bytes": data, "top_logprobs": []} for each, text, data in tokens
+        ]
+        return {"content": content, "refusal": None}
+
+
+class CompletionFormat(AnswerFormat):
+    """The shape of the continuation of a text."""
+
+    prefix, whole_kind, chunk_kind = "cmpl", "text_completion", "text_completion"
+
+    def format_choice(self, choice: TextPiece) -> Json:
+        return {
+            "index": choice.choice,
+            "text": choice.text,
+            "logprobs": self._format_logprobs(choice.logprobs) if self.has_logprobs else None,
+            "finish_reason": choice.finish_reason,
+        }
+
+    def format_delta(self, piece: TextPiece) -> Json:
+        return self.format_choice(piece)
+
+    def _format_logprobs(self, logprobs: Sequence[TokenLogprob]) -> Json:
+        return {
+            "tokens": [describe_token(self.tokenizer, each.token)[0] for each in logprobs],
+            "token_logprobs": [each.logprob for each in logprobs],
+            "top_logprobs": None,
+            "text_offset": [each.start for each in logprobs],
+        }
+
+
+def format_usage(prompt: int, written: int) -> Json:
+    """Format the tokens of a prompt, and of all choices."""
+    return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
+
+
+def describe_token(tokenizer: Tokenizer, token: int) -> tuple[str, list[int] | None]:
+    """Return a token as text, and its bytes; None where they are a part of a character, which the text cannot hold."""
+    text = tokenizer.decode([token], skip_special_tokens=False)
+    return text, None if BROKEN in text else list(text.encode())

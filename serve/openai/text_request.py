@@ -1,0 +1,145 @@
+"""Requests for text in OpenAI's API: their fields, each checked, and what becomes of them."""
+
+import secrets
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from laconic.errors import InputError
+from laconic.runtimes.generator import Sampling
+from serve.generation.text_writer import TextWriter
+from serve.openai.openai_shape import InvalidParameter
+
+SEEDS = 1 << 32
+"""The number of seeds that draw differently."""
+UNKNOWN, MISSING = "extra_forbidden", "missing"
+"""Pydantic's kinds of errors."""
+
+Stop = Annotated[str, Field(min_length=1, max_length=1000)]
+
+
+class RequestPart(BaseModel):
+    """An object in a request. `null` stands for a field that is not given."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class StreamOptions(RequestPart):
+    """What a stream holds beside the text."""
+
+    include_usage: bool | None = None
+
+
+class TextRequest(RequestPart):
+    """The fields that requests for text have in common."""
+
+    prompt_field: ClassVar[str]
+    """The field that holds the prompt."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = Field(None, ge=1, le=128)
+    stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = None
+    seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
+    temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, lt=1 << 31)
+    min_p: float | None = Field(None, ge=0, le=1)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    max_tokens: int | None = Field(None, ge=1, lt=1 << 31)
+    logit_bias: dict[str, float] | None = None
+    user: str | None = None
+
+    @classmethod
+    def read(cls, content: Any) -> Self:
+        """Read a request. Raises InvalidParameter with the name of the field that does not fit, InputError for what is
+        no object."""
+        if not isinstance(content, dict):
+            raise InputError(f"the request must be an object, not {type(content).__name__}")
+        try:
+            request = cls.model_validate(content)
+        except ValidationError as error:
+            raise cls._explain(error) from None
+        request.refuse_unsupported()
+        return request
+
+    @classmethod
+    def _explain(cls, error: ValidationError) -> InvalidParameter:
+        """Explain the first problem; of a field that takes several types, that of the last."""
+        problems = error.errors(include_url=False, include_context=False)
+        problem = [each for each in problems if each["loc"][:1] == problems[0]["loc"][:1]][-1]
+        name = str(problem["loc"][0])[:40]
+        if problem["type"] == UNKNOWN and len(problem["loc"]) == 1:
+            known = ", ".join(sorted(cls.model_fields))
+            return InvalidParameter(name, f"unknown parameter {name!r}; this server knows {known}")
+        if problem["type"] == MISSING and len(problem["loc"]) == 1:
+            return InvalidParameter(name, f"{name!r} is missing")
+        return InvalidParameter(name, f"{name!r} does not fit: {problem['msg']}")
+
+    def refuse_unsupported(self) -> None:
+        """Raise InvalidParameter for what this server does not do."""
+        refuse("logit_bias", self.logit_bias, "the engine takes no bias of single tokens. Leave it out")
+        if self.stream_options is not None and not self.stream:
+            raise InvalidParameter("stream_options", "'stream_options' are for streams alone. Set 'stream'")
+
+    @property
+    def choices(self) -> int:
+        """The number of choices."""
+        return self.n or 1
+
+    @property
+    def stops(self) -> Sequence[str]:
+        """The strings that end a choice."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
+    @property
+    def has_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether the answer holds the probabilities of its tokens."""
+        return False
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The most tokens that the request asks for; None where it does not say."""
+        return self.max_tokens
+
+    def encode(self, writer: TextWriter) -> tuple[int, ...]:
+        """Encode the prompt. Raises InvalidParameter."""
+        try:
+            return self.encode_prompt(writer)
+        except InputError as error:
+            raise InvalidParameter(self.prompt_field, str(error)) from None
+
+    def encode_prompt(self, writer: TextWriter) -> tuple[int, ...]:
+        """Encode the prompt. Raises InputError."""
+        raise NotImplementedError
+
+    def make_sampling(self, writer: TextWriter, prompt: Sequence[int]) -> Sampling:
+        """Say how the answer is written. Raises ContextOverflow where it does not fit in the model's context."""
+        return Sampling(
+            max_new_tokens=writer.limit(prompt, self.most_tokens),
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=self.top_p or 1.0,
+            top_k=max(0, self.top_k or 0),
+            min_p=self.min_p or 0.0,
+            repetition_penalty=self.repetition_penalty or writer.settings.repetition_penalty,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            presence_penalty=self.presence_penalty or 0.0,
+            seed=secrets.randbelow(SEEDS) if self.seed is None else self.seed % SEEDS,
+            n=self.choices,
+            logprobs=self.has_logprobs,
+        )
+
+
+def refuse(name: str, value: object, reason: str) -> None:
+    """Raise InvalidParameter for a field that this server does not serve, unless it asks for nothing."""
+    if value:
+        raise InvalidParameter(name, f"{name!r} is not supported: {reason}")
