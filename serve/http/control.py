@@ -1,7 +1,7 @@
 """The control plane: health, metadata, statistics, metrics, errors and OpenAPI, by FastAPI."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from laconic import __version__
+from laconic.artifacts.manifest import MANIFEST
 from laconic.errors import LaconicError, UnknownModel
 from serve.asgi.wire import Answer, to_answer, to_json
 from serve.http import openapi
@@ -19,7 +20,7 @@ from serve.http.page import add_page
 from serve.http.prometheus import CONTENT_TYPE, Metrics
 from serve.model_repository.model import Model
 from serve.model_repository.repository import Repository
-from serve.openai.openai_shape import openai_model, to_openai_answer
+from serve.openai.openai_shape import to_openai_answer
 from serve.protocol import metadata
 
 
@@ -140,6 +141,15 @@ def add_openai_models(app: FastAPI, repository: Repository) -> None:
             return openai_model(repository.get(name))
         except UnknownModel as error:
             return respond(to_openai_answer(error))
+
+
+def openai_model(model: Model) -> dict[str, Any]:
+    """Describe a model for the list of models. Its artifact's manifest says when it was created, in seconds since
+    1970."""
+    created = 0
+    with suppress(OSError):
+        created = int((model.artifact.path / MANIFEST).stat().st_mtime)
+    return {"id": model.name, "object": "model", "created": created, "owned_by": "laconic"}
 
 
 def add_models(app: FastAPI, repository: Repository) -> None:

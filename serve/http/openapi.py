@@ -8,14 +8,18 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from serve.http.operation_schema import (
+    REFERENCE,
     STRING,
     describe_embeddings,
     describe_infer,
     describe_predict,
+    describe_text,
     make_object,
 )
 from serve.model_repository.model import Model
 from serve.model_repository.repository import Repository
+from serve.openai.chat_request import ChatRequest
+from serve.openai.completion_request import CompletionRequest
 
 NULLABLE = {"type": ["string", "null"]}
 ERROR = make_object({"error": STRING})
@@ -75,6 +79,8 @@ def describe(app: FastAPI, repository: Repository) -> dict[str, Any]:
                     parameter["schema"] |= describe_parameter(parameter["name"], models)
             operation["responses"] |= refer_to_errors("OpenAI" if path.startswith("/v1/") else "V2")
     schema["components"] = {"responses": describe_errors()}
+    if any(model.writer is not None for model in models):
+        schema["components"]["schemas"] = describe_parts_of_requests()
     paths |= {path: {"post": operation} for path, operation in describe_models(models)}
     return schema
 
@@ -97,6 +103,25 @@ def describe_models(models: list[Model]) -> Iterator[tuple[str, dict[str, Any]]]
         yield f"/v1/models/{name}/predict", with_errors(describe_predict(model))
     if embedding := [model for model in newest.values() if model.task.embeds]:
         yield "/v1/embeddings", with_errors(describe_embeddings(embedding), "OpenAI")
+    if writing := [model for model in newest.values() if model.writer is not None]:
+        chat = {"messages": [{"role": "user", "content": "Hello."}]}
+        yield (
+            "/v1/chat/completions",
+            with_errors(describe_text(writing, ChatRequest, chat, "Chat", "The next message of a chat."), "OpenAI"),
+        )
+        text = {"prompt": "Once upon a time"}
+        yield (
+            "/v1/completions",
+            with_errors(
+                describe_text(writing, CompletionRequest, text, "Continue", "The continuation of a text."), "OpenAI"
+            ),
+        )
+
+
+def describe_parts_of_requests() -> dict[str, Any]:
+    """Describe the objects within requests for text, by name."""
+    schemas = [request.model_json_schema(ref_template=REFERENCE) for request in (ChatRequest, CompletionRequest)]
+    return {name: part for schema in schemas for name, part in schema.get("$defs", {}).items()}
 
 
 def with_errors(operation: dict[str, Any], api: str = "V2") -> dict[str, Any]:

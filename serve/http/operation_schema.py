@@ -7,6 +7,7 @@ from laconic.tensor import TensorSpec, describe_array, describe_number
 from serve.asgi.body import parse
 from serve.asgi.wire import to_json
 from serve.model_repository.model import Model
+from serve.openai.text_request import TextRequest
 from serve.protocol.infer_request import describe_tensor
 
 Schema = dict[str, Any]
@@ -20,6 +21,8 @@ LONGEST_EXAMPLE = 2000
 EXAMPLE_LENGTH = 4
 """Tokens of an example request."""
 PARAMETERS = {"type": "object"}
+REFERENCE = "#/components/schemas/{model}"
+"""How schemas refer to one another."""
 TIMEOUT = {
     "name": "Request-Timeout",
     "in": "header",
@@ -98,6 +101,26 @@ def describe_embeddings(models: Sequence[Model]) -> Schema:
         {"application/json": {"schema": request}},
         "The vectors, in order.",
         {"application/json": {"schema": answer}},
+    )
+
+
+def describe_text(
+    models: Sequence[Model], request: type[TextRequest], prompt: Schema, summary: str, description: str
+) -> Schema:
+    """Describe a route of OpenAI's API for text. models: those that write. prompt: an example."""
+    schema = request.model_json_schema(ref_template=REFERENCE)
+    schema.pop("$defs", None)
+    schema["properties"]["model"] = make_choice([model.name for model in models])
+    schema["example"] = {"model": models[0].name, **prompt, "max_tokens": 32}
+    answer = {"type": "object"}
+    return describe_operation(
+        "openai",
+        summary,
+        request.__name__,
+        description,
+        {"application/json": {"schema": schema}},
+        "The answer; with `stream`, its chunks as server-sent events.",
+        {"application/json": {"schema": answer}, "text/event-stream": {"schema": STRING}},
     )
 
 

@@ -1,13 +1,10 @@
 """Errors in the shape of OpenAI's API."""
 
-from contextlib import suppress
 from typing import Any
 
-from laconic.artifacts.manifest import MANIFEST
 from laconic.errors import InputError, LaconicError
 from serve.asgi.wire import Answer, retry_headers, to_json
 from serve.generation.text_writer import ContextOverflow
-from serve.model_repository.model import Model
 from serve.requests.public_errors import to_public_error
 
 KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
@@ -36,12 +33,3 @@ def describe_openai_error(public: LaconicError) -> dict[str, Any]:
     parameter = public.parameter if isinstance(public, InvalidParameter) else None
     code = OVERFLOW if isinstance(public, ContextOverflow) else CODES.get(public.status)
     return {"error": {"message": str(public), "type": kind, "param": parameter, "code": code}}
-
-
-def openai_model(model: Model) -> dict[str, Any]:
-    """Describe a model for the list of models. Its artifact's manifest says when it was created, in seconds since
-    1970."""
-    created = 0
-    with suppress(OSError):
-        created = int((model.artifact.path / MANIFEST).stat().st_mtime)
-    return {"id": model.name, "object": "model", "created": created, "owned_by": "laconic"}

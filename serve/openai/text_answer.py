@@ -1,5 +1,6 @@
 """Answers to requests for text in OpenAI's API: whole, and as the chunks of a stream."""
 
+import re
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -12,6 +13,14 @@ from serve.generation.detokenizer import BROKEN
 from serve.generation.written_choice import TextPiece, TokenLogprob
 
 Json = dict[str, Any]
+
+BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+"""The name of a byte's token in a vocabulary of SentencePiece."""
+PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+BYTES = {chr(byte): byte for byte in PRINTABLE} | {
+    chr(256 + place): byte for place, byte in enumerate(sorted(set(range(256)) - set(PRINTABLE)))
+}
+"""The bytes by the letters that stand for them in a byte-level vocabulary, GPT-2's and those after it."""
 
 
 class AnswerFormat(ABC):
@@ -124,6 +133,12 @@ def format_usage(prompt: int, written: int) -> Json:
 
 
 def describe_token(tokenizer: Tokenizer, token: int) -> tuple[str, list[int] | None]:
-    """Return a token as text, and its bytes; None where they are a part of a character, which the text cannot hold."""
+    """Return a token as text, and its bytes. Those of a part of a character, which text cannot hold, are found by the
+    token's name in the two kinds of vocabularies that have such tokens; None in any other."""
     text = tokenizer.decode([token], skip_special_tokens=False)
-    return text, None if BROKEN in text else list(text.encode())
+    if BROKEN not in text:
+        return text, list(text.encode())
+    name = tokenizer.id_to_token(token) or ""
+    if match := BYTE.fullmatch(name):
+        return text, [int(match[1], 16)]
+    return text, [BYTES[letter] for letter in name] if set(name) <= BYTES.keys() else None
