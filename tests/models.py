@@ -68,7 +68,7 @@ class MobileNet(nn.Module):
 class BiLstm(nn.Module):
     """Two layers, both directions: [batch, seq, 6] to [batch, seq, 3]."""
 
-    def __init__(self, hidden: int = 8) -> None:
+    def __init__(self, hidden: int = 16) -> None:
         super().__init__()
         self.inputs = (SEQUENCE,)
         self.lstm = nn.LSTM(6, hidden, num_layers=2, bidirectional=True, batch_first=True)

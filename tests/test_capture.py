@@ -86,12 +86,16 @@ def test_layers_name_the_modules_whose_weights_they_hold(captured, name):
     for layer in graph.layers:
         node = nodes[layer.node][1]
         assert node.op_type == layer.kind
-        assert {layer.input, layer.weight} == set(node.input[:2])
+        assert {layer.input, layer.weight} <= set(node.input[:3])
         assert layer.output == node.output[0]
         assert weights[layer.weight].shape == layer.shape
         assert weights[layer.weight].dtype == np.float32
         assert layer.module in layer.node
         module = checkpoint.module.get_submodule(layer.module)
+        if isinstance(module, torch.nn.LSTM):
+            assert {each.name for each in layer.stored} <= set(node.input[1:3])
+            assert layer.parameters == sum(weights[each.name].size for each in layer.stored)
+            continue
         weight = module.weight.detach().numpy()
         weight = weight.T if isinstance(module, Conv1D) else weight  # GPT-2 keeps a linear layer's weight the other way
         assert layer.shape[layer.axis] == weight.shape[0]
@@ -109,7 +113,7 @@ def test_layers_name_the_modules_whose_weights_they_hold(captured, name):
 def test_every_linear_layer_and_convolution_is_listed(captured):
     for name in [*SAVED, *BUILT]:
         checkpoint, graph = captured(name)
-        kinds = (torch.nn.Linear, Conv1D, torch.nn.Conv2d, torch.nn.Embedding)
+        kinds = (torch.nn.Linear, Conv1D, torch.nn.Conv2d, torch.nn.Embedding, torch.nn.LSTM)
         expected = {path for path, module in checkpoint.module.named_modules() if isinstance(module, kinds)}
         # T5 and BART hold their embedding twice; the encoder reads it under its other name.
         expected = {path for path in expected if not path.endswith(".shared")}

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from export.capture.graph_file import count_inner_layers, count_recurrent_share
+from export.capture.graph_file import count_inner_layers
 from export.capture.onnx_source import OnnxHints, import_onnx
 from laconic.errors import SourceError
 from laconic.runtimes.onnxruntime import OnnxRuntime
@@ -285,12 +285,12 @@ def test_what_the_old_exporter_of_torch_writes_is_adopted(tmp_path):
         np.testing.assert_allclose(found, module(torch.from_numpy(x)).numpy(), atol=1e-5)
 
 
-def test_the_share_of_weights_in_recurrent_layers_and_the_layers_in_bodies_are_counted():
-    weights = [tensor("w", 4, 3), tensor("r", 1, 32, 4), tensor("h", 1, 32, 8)]
-    recurrent = helper.make_node("LSTM", ["x", "r", "h"], ["y"], hidden_size=8)
+def test_layers_in_bodies_are_counted_by_whether_their_weights_are_reached():
     value = helper.make_tensor_value_info("p", TensorProto.FLOAT, None)
-    body = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["p"])], "b", [], [value])
-    branch = helper.make_node("If", ["c"], ["z"], then_branch=body, else_branch=body)
-    graph = helper.make_graph([recurrent, branch], "g", [], [], weights)
-    assert count_recurrent_share(graph) == pytest.approx((128 + 256) / (12 + 128 + 256))
-    assert count_inner_layers(graph) == {"If": 2}
+    first, second = (helper.make_graph([helper.make_node("MatMul", ["x", w], ["p"])], w, [], [value]) for w in "ab")
+    inner = helper.make_node("If", ["c"], ["p"], then_branch=first, else_branch=second)
+    branch = helper.make_node(
+        "If", ["c"], ["z"], then_branch=first, else_branch=helper.make_graph([inner], "i", [], [value])
+    )
+    graph = helper.make_graph([branch], "g", [], [], [tensor("a", 4, 3), tensor("b", 4, 3)])
+    assert count_inner_layers(graph, {"a"}) == {("If", True): 2, ("If", False): 1}

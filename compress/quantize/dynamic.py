@@ -23,6 +23,6 @@ class Dynamic(PlanStage):
         kept = match_layers(graph.layers, self.keep)
         precision: dict[str, Precision] = {}
         for layer in graph.layers:
-            dynamic: Precision = "int8-dynamic" if layer.kind in {"MatMul", "Gemm"} else "int8-weight"
+            dynamic: Precision = "int8-dynamic" if layer.kind in {"MatMul", "Gemm", "LSTM"} else "int8-weight"
             precision[layer.node] = "float32" if layer.node in kept else dynamic
         return PrecisionLadder.of(Plan(precision))

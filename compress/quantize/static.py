@@ -24,6 +24,12 @@ from laconic.recipes.stage import PlanContext, PlanStage
 from laconic.runtimes.runtime import make_runtime
 from laconic.units import format_fidelity
 
+DYNAMIC_WIDTH = 192
+"""The width of the state from which on an LSTM runs in dynamic INT8 where an engine can (ONNX Runtime). Then its answer
+depends on the other samples of a batch, and the server takes one sample at a time. Speed over float at batch 1 and 8
+(2 layers, 30 steps, one core of a Xeon with AVX512-VNNI): 1.0 and 1.4 x for a width of 128, 1.7 and 2.1 x for 192, 2.0
+and 2.5 x for 256, 5.5 and 4.5 x for 640. Weights in 8 bits alone change no speed."""
+
 
 class Static(PlanStage):
     """INT8 weights and activations with calibrated ranges; ranges learned by `quantize.qat` replace calibrated ones.
@@ -56,8 +62,7 @@ class Static(PlanStage):
         kept = match_layers(graph.layers, self.keep)
         lowest: dict[str, Precision] = {}
         for layer in graph.layers:
-            arithmetic: Precision = "int8-weight" if layer.kind == "Gather" else self.dtype
-            lowest[layer.node] = "float32" if layer.node in kept else arithmetic
+            lowest[layer.node] = "float32" if layer.node in kept else lowest_precision(layer, self.dtype)
         quantized = [layer for layer in graph.layers if lowest[layer.node] == self.dtype]
         datasets = draw_calibration_samples(context, self.samples)
         ranges, smoothing = self.calibrate(graph, quantized, datasets, context)
@@ -130,6 +135,13 @@ class Static(PlanStage):
 
         arrays = context.cache.arrays(f"calibrated-{key}", compute)
         return unpack_ranges(arrays), unpack_smoothing(arrays)
+
+
+def lowest_precision(layer: Layer, dtype: Precision) -> Precision:
+    """Return the lowest precision of a layer. dtype: of linear layers and convolutions."""
+    if layer.kind == "LSTM" and layer.stored[-1].shape[-1] >= DYNAMIC_WIDTH:
+        return "int8-dynamic"
+    return "int8-weight" if layer.kind == "Gather" or layer.stored else dtype
 
 
 def weights_by_input(graph: Graph, layers: Sequence[Layer]) -> dict[str, list[Array]]:

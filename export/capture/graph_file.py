@@ -1,8 +1,8 @@
 """Writing a normalized graph to disk."""
 
-import math
 import shutil
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 import onnx
@@ -11,6 +11,7 @@ from onnx import GraphProto
 
 from export.capture.model_file import LARGEST
 from export.passes.normalize import normalize
+from export.passes.stored_weights import RECURRENT
 from laconic import __version__
 from laconic.artifacts.manifest import MODEL
 from laconic.hashing import digest_file, hash_of
@@ -23,10 +24,7 @@ operator. Per-channel Q/DQ needs 13, Gelu as one operator 20."""
 IR_VERSION = 10
 """The version of the file format, for opsets up to 22. A source with a newer opset keeps its own."""
 DATA = "model.data"
-NOTED_SHARE = 0.1
-"""The share of weights that are not quantized from which on it is said."""
-RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
-MULTIPLIERS = frozenset({"MatMul", "Gemm", "Conv"}) | RECURRENT
+MULTIPLIERS = RECURRENT | {"MatMul", "Gemm", "Conv", "ConvTranspose"}
 """Operators that multiply by weights."""
 
 
@@ -60,34 +58,30 @@ def write_graph(
 
 
 def list_unquantized(graph: Graph) -> Iterator[str]:
-    """Yield a sentence for each kind of weights that no quantization reaches."""
+    """Yield a sentence for each kind of weights that quantization does not reach, or only to store them."""
     proto = onnx.load(graph.path, load_external_data=False).graph
-    for operator, count in count_inner_layers(proto).items():
-        yield f"{count} layers are inside {operator}, whose bodies are not quantized"
-    if (share := count_recurrent_share(proto)) >= NOTED_SHARE:
-        yield f"{100 * share:.0f} % of the weights are in LSTM, GRU or RNN, which are not quantized"
+    reached = {layer.weight for layer in graph.layers} | {each.name for layer in graph.layers for each in layer.stored}
+    for (operator, stored), count in sorted(count_inner_layers(proto, reached).items()):
+        why = "their weights are stored in fewer bits, and multiplied in float" if stored else "they stay as they are"
+        yield f"{count} layers are inside {operator}, whose bodies are not quantized: {why}"
     if not graph.layers:
         yield "no layer of this model can be quantized: it does not become smaller"
 
 
-def count_inner_layers(graph: GraphProto) -> dict[str, int]:
-    """Count the nodes that multiply by weights in the bodies of If, Loop and Scan, by the operator around them."""
-    weights = {tensor.name for tensor in graph.initializer}
-    counts: dict[str, int] = {}
+def count_inner_layers(
+    graph: GraphProto, reached: Container[str], outside: frozenset[str] = frozenset()
+) -> Counter[tuple[str, bool]]:
+    """Count the nodes that multiply by weights in the bodies of If, Loop and Scan, by the operator around them, and by
+    whether their weights are among those that are reached. outside: the weights of the graphs around this one."""
+    weights = outside | {tensor.name for tensor in graph.initializer}
+    counts: Counter[tuple[str, bool]] = Counter()
     for node in graph.node:
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                known = weights | {tensor.name for tensor in inner.initializer}
-                own = sum(each.op_type in MULTIPLIERS and not known.isdisjoint(each.input) for each in inner.node)
-                nested = sum(count_inner_layers(inner).values())
-                if own + nested:
-                    counts[node.op_type] = counts.get(node.op_type, 0) + own + nested
+        for inner in (body for attribute in node.attribute for body in (attribute.g, *attribute.graphs)):
+            known = weights | {tensor.name for tensor in inner.initializer}
+            for each in inner.node:
+                names = known & set(each.input) if each.op_type in MULTIPLIERS else ()
+                if names:
+                    counts[node.op_type, any(name in reached for name in names)] += 1
+            for (_, stored), count in count_inner_layers(inner, reached, weights).items():
+                counts[node.op_type, stored] += count
     return counts
-
-
-def count_recurrent_share(graph: GraphProto) -> float:
-    """Return the share of all weights that recurrent layers hold, which are not quantized."""
-    sizes = {tensor.name: math.prod(tensor.dims) for tensor in graph.initializer}
-    recurrent = {name for node in graph.node if node.op_type in RECURRENT for name in node.input}
-    total = sum(sizes.values())
-    return sum(size for name, size in sizes.items() if name in recurrent) / total if total else 0.0

@@ -11,7 +11,13 @@ from export.passes.fused_attention import OPERATOR
 from laconic.arrays import Array
 from laconic.quantization.graph import Graph, Layer
 from laconic.quantization.plan import BITS, Precision
-from laconic.quantization.qparams import DEFAULT_GROUP_SIZE, expand_scales, fake_quantize_weight, quantize_int4
+from laconic.quantization.qparams import (
+    DEFAULT_GROUP_SIZE,
+    expand_scales,
+    fake_quantize_weight,
+    quantize_along,
+    quantize_int4,
+)
 
 REFERENCE, ROUNDED, REQUANTIZED = "/reference", "/rounded", "/requantized"
 """Suffixes of the tensors that are added."""
@@ -121,7 +127,7 @@ class FloatReference:
             changed = {tensor: tensor + ROUNDED for tensor in chained}
             changed |= {tensor: self._requantize(tensor) for tensor in quantized}
             if layer is not None and layer.node == node.name and precision != "float32":
-                changed[layer.weight] = self._round_weight(layer, precision)
+                changed |= self._round_weights(layer, precision)
             self._copy(node, ROUNDED, changed)
         if node.output[0] not in self._biased:
             module = layer.module if layer else node.name.rpartition("/")[0] or node.name
@@ -166,6 +172,22 @@ class FloatReference:
             self._placed.node.append(helper.make_node("DynamicQuantizeLinear", [tensor], parts, f"{name}/Q"))
             self._placed.node.append(helper.make_node("DequantizeLinear", parts, [name], f"{name}/DQ"))
         return name
+
+    def _round_weights(self, layer: Layer, precision: Precision) -> dict[str, str]:
+        """Add the weights of a layer, rounded to nearest in the bits of its precision; return their names by those of
+        the weights."""
+        if not layer.stored:
+            return {layer.weight: self._round_weight(layer, precision)}
+        names = {}
+        for stored in layer.stored:
+            weight = numpy_helper.to_array(self._weights[stored.name])
+            if precision == "float16-weight":
+                rounded = weight.astype(np.float16)
+            else:
+                integers, scale = quantize_along(weight, stored.axes)
+                rounded = integers * scale
+            names[stored.name] = self._add_weight(stored.name + ROUNDED, rounded.astype(np.float32))
+        return names
 
     def _round_weight(self, layer: Layer, precision: Precision) -> str:
         """Add a layer's weight, rounded to nearest in the bits of its precision."""

@@ -71,7 +71,7 @@ def write_dequantized(rewrite: GraphRewriter, layer: Layer, rounded: QuantizedWe
         )
     raise_opset(rewrite.model, OPSET, "a weight in 4 bits")
     stem = f"{layer.node}/weight"
-    packed = rewrite.set_int4(f"{stem}/int4", rounded.integers)
+    packed = rewrite.set_tensor(make_int4(f"{stem}/int4", rounded.integers))
     scales = rewrite.set_initializer(f"{stem}/scale", rounded.scales)
     node = helper.make_node("DequantizeLinear", [packed, scales], [stem], f"{stem}/DQ", axis=0, block_size=step)
     rewrite.replace_weight(layer, [node], stem)
@@ -84,7 +84,7 @@ def write_cast(rewrite: GraphRewriter, layer: Layer, rounded: QuantizedWeight) -
     step = rounded.group_size or rows
     integers = pad_inputs(rounded.integers, step)
     stem = f"{layer.node}/weight"
-    packed = rewrite.set_int4(f"{stem}/int4", integers.reshape(-1, step, width))
+    packed = rewrite.set_tensor(make_int4(f"{stem}/int4", integers.reshape(-1, step, width)))
     scales = rewrite.set_initializer(f"{stem}/scale", rounded.scales[:, None])
     shape = rewrite.set_initializer(f"{stem}/shape", np.array(integers.shape, np.int64))
     nodes = [
@@ -98,6 +98,13 @@ def write_cast(rewrite: GraphRewriter, layer: Layer, rounded: QuantizedWeight) -
         ends = [rewrite.set_initializer(f"{stem}/{name}", np.array([at], np.int64)) for name, at in places.items()]
         nodes.append(helper.make_node("Slice", [f"{stem}/whole", *ends], [f"{stem}/cut"], f"{stem}/slice"))
     rewrite.replace_weight(layer, nodes, nodes[-1].output[0])
+
+
+def make_int4(name: str, array: Array) -> TensorProto:
+    """Make an INT4 tensor. array: int8, from -8 to 7."""
+    flat = np.append(array.reshape(-1), np.zeros(array.size % 2, np.int8)).view(np.uint8) & 15
+    nibbles = (flat[0::2] | flat[1::2] << 4).astype(np.uint8)
+    return helper.make_tensor(name, TensorProto.INT4, array.shape, nibbles.tobytes(), raw=True)
 
 
 def pack_nibbles(low: Array, high: Array) -> Array:

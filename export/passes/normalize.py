@@ -13,8 +13,9 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from export.passes.fold import fold_scales, split_key_transposes
+from export.passes.stored_weights import find_stored_weights, fold_recurrent_weights
 from laconic.arrays import Array
-from laconic.quantization.graph import Layer
+from laconic.quantization.graph import Layer, StoredWeight
 from laconic.tensor import TensorSpec
 
 SCOPES = "pkg.torch.onnx.name_scopes"
@@ -28,6 +29,7 @@ def normalize(model: ir.Model, inputs: tuple[TensorSpec, ...], outputs: tuple[Te
     Returns its layers in the order in which they run.
     """
     _record_modules(model.graph)
+    fold_recurrent_weights(model)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     common.RemoveInitializersFromInputsPass()(model)
     common.IdentityEliminationPass()(model)
@@ -188,7 +190,11 @@ def _unused_name(name: str, taken: set[str]) -> str:
 
 def find_layers(graph: ir.Graph) -> Iterator[Layer]:
     """Find the nodes with a float32 weight of two axes or more, in the graph's order."""
+    stored = find_stored_weights(graph)
     for node in graph:
+        if node.name in stored:
+            yield make_stored_layer(node, stored[node.name])
+            continue
         if node.domain != "" or node.op_type not in ("MatMul", "Gemm", "Conv", "Gather"):
             continue
         place = 0 if node.op_type == "Gather" else 1
@@ -216,6 +222,21 @@ def find_layers(graph: ir.Graph) -> Iterator[Layer]:
         )
 
 
+def make_stored_layer(node: ir.Node, stored: tuple[StoredWeight, ...]) -> Layer:
+    """Make the layer of a node whose arithmetic stays in float."""
+    return Layer(
+        node=str(node.name),
+        module=node.metadata_props.get(MODULE, str(node.name)),
+        kind=node.op_type,  # type: ignore[arg-type]
+        input=next((str(value.name) for value in node.inputs if value is not None), ""),
+        weight=stored[0].name,
+        output=str(node.outputs[0].name),
+        shape=stored[0].shape,
+        axis=0,
+        stored=stored,
+    )
+
+
 def _name_weights(graph: ir.Graph, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
     """Give a weight that the exporter numbered (it transposed it) the name of its module."""
     named = []
@@ -223,7 +244,7 @@ def _name_weights(graph: ir.Graph, layers: tuple[Layer, ...]) -> tuple[Layer, ..
     for layer in layers:
         value = graph.initializers.get(layer.weight)
         name = f"{layer.module}.weight"
-        if value is not None and layer.module != layer.node and layer.weight.startswith("val_"):
+        if value is not None and layer.module != layer.node and layer.weight.startswith("val_") and not layer.stored:
             while name in graph.initializers:
                 name += "_"
             value.name = name

@@ -62,16 +62,12 @@ class GraphRewriter:
 
     def set_initializer(self, name: str, array: Array) -> str:
         """Add an initializer, or replace its values; returns its name."""
-        self._added[name] = self._initializers[name] = numpy_helper.from_array(np.asarray(array, order="C"), name)
-        return name
+        return self.set_tensor(numpy_helper.from_array(np.asarray(array, order="C"), name))
 
-    def set_int4(self, name: str, array: Array) -> str:
-        """Add an INT4 initializer; returns its name. array: int8, from -8 to 7."""
-        flat = np.append(array.reshape(-1), np.zeros(array.size % 2, np.int8)).view(np.uint8) & 15
-        nibbles = (flat[0::2] | flat[1::2] << 4).astype(np.uint8)
-        tensor = helper.make_tensor(name, TensorProto.INT4, array.shape, nibbles.tobytes(), raw=True)
-        self._added[name] = self._initializers[name] = tensor
-        return name
+    def set_tensor(self, tensor: TensorProto) -> str:
+        """Add an initializer of any type, or replace it; returns its name."""
+        self._added[tensor.name] = self._initializers[tensor.name] = tensor
+        return str(tensor.name)
 
     def insert_smoothing(self, tensor: str, factors: Array, readers: list[str], *, normalization: bool) -> str:
         """Divide `tensor` by factors [channels] for these readers; returns the name of the quotient.
@@ -140,8 +136,12 @@ class GraphRewriter:
 
     def replace_weight(self, layer: Layer, nodes: list[NodeProto], result: str) -> None:
         """Insert nodes before a layer that compute `result`, which the layer reads in place of its weight."""
-        self._before.setdefault(layer.node, []).extend(nodes)
+        self.insert_before(layer.node, nodes)
         self._redirect(self.nodes[layer.node], layer.weight, result)
+
+    def insert_before(self, node: str, nodes: list[NodeProto]) -> None:
+        """Insert nodes before a node. One that computes a tensor of an initializer's name takes its place."""
+        self._before.setdefault(node, []).extend(nodes)
 
     def replace_nodes(self, names: Collection[str], nodes: list[NodeProto]) -> None:
         """Remove the nodes of these names, around which nothing was inserted, and put others in the place of the last

@@ -20,5 +20,6 @@ RULES: dict[Compute, PlacementRules] = {
         int4="blocks",
         relu_as_max=True,
         fused_attention=True,
+        recurrent=frozenset({"LSTM"}),  # DynamicQuantizeLSTM; there is none for GRU and RNN
     )
 }

@@ -11,6 +11,7 @@ from export.passes.fused_attention import find_attention, fuse_attention, infer_
 from export.passes.half import convert_to_half
 from export.passes.low_bit_weights import write_float8_weight, write_int4_weight
 from export.passes.rewrite import GraphRewriter
+from export.passes.stored_weights import write_stored_weights
 from export.placements.rules import PlacementRules
 from export.placements.split_decoder import has_decoder
 from laconic.errors import CaptureError
@@ -107,6 +108,9 @@ def write_weight(
     rewrite: GraphRewriter, layer: Layer, plan: Plan, rules: PlacementRules, smoothing: Smoothing | None
 ) -> None:
     """Write a layer's weight in the plan's precision. smoothing: of the layer's input."""
+    if layer.stored:
+        write_stored_weights(rewrite, layer, rules.precision_of_stored(layer, plan.precision[layer.node]))
+        return
     precision = plan.precision[layer.node]
     rounded = plan.weights.get((layer.node, precision))
     if precision == "int4-weight":

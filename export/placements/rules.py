@@ -34,7 +34,7 @@ class PlacementRules:
     relu_as_max: whether the engine runs a product without a bias in float where a Relu reads it, so that Max takes the
     Relu's place. explicit: whether the graph itself must be in the arithmetic of the layers that are not quantized,
     since the engine does not choose it; float32: operators that stay in FP32 then. fused_attention: whether attention
-    is written as the operator MultiHeadAttention.
+    is written as the operator MultiHeadAttention. recurrent: recurrent layers that run in dynamic INT8.
     """
 
     inputs: frozenset[str]
@@ -54,6 +54,7 @@ class PlacementRules:
     explicit: bool = False
     float32: frozenset[str] = frozenset()
     fused_attention: bool = False
+    recurrent: frozenset[str] = frozenset()
 
     def precision_of(self, layer: Layer, precision: Precision, compute: Compute) -> Precision:
         """Return the precision that a layer gets in this engine where a plan asks for `precision`.
@@ -62,6 +63,8 @@ class PlacementRules:
         without it.
         """
         kept = self.instead.get(precision, precision)
+        if layer.stored:
+            kept = self.precision_of_stored(layer, kept)
         if kept == "int4-weight" and self.int4 == "dequantize" and layer.shape[0] % self.int4_group_size:
             kept = "float32"  # a block may not reach beyond the last input
         if kept == "float8" and layer.kind not in self.float8:
@@ -73,6 +76,15 @@ class PlacementRules:
             kept = "float32"
         return HALF_OF.get(compute, kept) if self.explicit and kept in NOT_QUANTIZED else kept
 
+    def precision_of_stored(self, layer: Layer, precision: Precision) -> Precision:
+        """Return the precision that a layer gets here whose arithmetic stays in float elsewhere."""
+        if precision == "int8-dynamic" and layer.kind in self.recurrent and len(layer.stored) == 2:
+            return precision
+        return "int8-weight" if precision in BELOW_HALF else precision
+
+
+BELOW_HALF: frozenset[Precision] = frozenset({"int4-weight", "int8", "int8-dynamic", "float8"})
+"""Precisions in place of which a weight that is stored alone has 8 bits."""
 
 HALF_OF: Mapping[Compute, Precision] = {"float16": "float16-weight", "bfloat16": "bfloat16-weight"}
 """The precision of a weight in the arithmetic of the layers that are not quantized."""

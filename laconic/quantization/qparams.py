@@ -20,12 +20,16 @@ INT4_SCALE_SHARES = np.linspace(1.0, 0.7, 13)
 
 def quantize_weight(weight: Array, axis: int) -> tuple[Array, Array]:
     """Quantize a weight to int8 with one scale per slice along `axis`; returns it and the scales [axis] float32."""
-    others = tuple(other for other in range(weight.ndim) if other != axis)
-    scale = np.maximum(np.abs(weight).max(axis=others) / INT8_MAX, np.finfo(np.float32).tiny).astype(np.float32)
-    shape = [1] * weight.ndim
-    shape[axis] = -1
-    quantized = np.clip(np.rint(weight / scale.reshape(shape)), -INT8_MAX, INT8_MAX).astype(np.int8)
-    return quantized, scale
+    quantized, scale = quantize_along(weight, tuple(other for other in range(weight.ndim) if other != axis))
+    return quantized, scale.reshape(-1)
+
+
+def quantize_along(weight: Array, axes: tuple[int, ...]) -> tuple[Array, Array]:
+    """Quantize a weight to int8 with one scale for all numbers along `axes`; returns it and the scales, float32, in
+    which these axes have size 1."""
+    largest = np.abs(weight).max(axis=axes, keepdims=True)
+    scale = np.maximum(largest / INT8_MAX, np.finfo(np.float32).tiny).astype(np.float32)
+    return np.clip(np.rint(weight / scale), -INT8_MAX, INT8_MAX).astype(np.int8), scale
 
 
 def fake_quantize_weight(weight: Array, axis: int) -> Array:

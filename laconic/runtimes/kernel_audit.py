@@ -8,6 +8,7 @@ from laconic.runtimes.product import ARITHMETIC, Product
 from laconic.runtimes.runtime import Kernel, find_kernel
 
 WITH_WEIGHTS, ATTENTION = frozenset({"linear", "convolution"}), frozenset({"attention"})
+RECURRENT = frozenset({"recurrent"})
 UNKNOWN = "the engine does not say why"
 UNASKED = "the engine does so without being asked"
 SENSITIVE = "the plan keeps it in higher precision, as one of the layers whose INT8 costs most fidelity"
@@ -48,17 +49,19 @@ UNSIGNED = "ONNX Runtime's INT8 convolution takes unsigned activations and needs
 SIGNED_WEIGHTS = "ONNX Runtime's INT8 product takes unsigned activations and signed weights"
 EXCEEDS = "its values exceed FP16, so it stays in FP32"
 WHOLE = WITH_WEIGHTS | ATTENTION
-ALL = WHOLE | {"recurrent"}
+ALL = WHOLE | RECURRENT
 
 FALLBACKS = (
     Fallback({"onnxruntime-cuda"}, WHOLE, {"int8", "int8-dynamic", "float8"}, CUDA_LACKS),
-    Fallback({"tensorrt"}, WITH_WEIGHTS, {"int8-dynamic"}, "TensorRT's ONNX parser knows no dynamic INT8"),
+    Fallback({"tensorrt"}, WITH_WEIGHTS | RECURRENT, {"int8-dynamic"}, "TensorRT's ONNX parser knows no dynamic INT8"),
     Fallback({"tensorrt"}, {"convolution"}, {"float8"}, "FP8 is placed for linear layers alone"),
     Fallback({"tensorrt"}, ATTENTION, {"int8", "float8"}, FUSED_IN_HALF, beside_int8=True),
     Fallback({"openvino"}, ATTENTION, {"int8"}, BESIDE_BF16, planned="bfloat16", beside_int8=True),
     Fallback({"openvino"}, ATTENTION, {"int8"}, PATTERN, beside_int8=True),
     Fallback({"onnxruntime"}, ATTENTION, {"int8"}, NO_ATTENTION, beside_int8=True),
     Fallback({"openvino"}, WITH_WEIGHTS, {"int8-dynamic"}, IN_FLOAT, placed=True),
+    Fallback({"openvino"}, RECURRENT, {"int8-dynamic"}, "OpenVINO has no INT8 kernel for it"),
+    Fallback({"onnxruntime-cuda"}, RECURRENT, {"int8-dynamic"}, CUDA_LACKS),
     Fallback({"openvino"}, WHOLE, {"int8"}, LISTED, placed=True),
     Fallback({"openvino"}, ALL, {"bfloat16"}, NO_BF16, placed=True),
     Fallback({"onnxruntime"}, {"convolution"}, {"int8"}, UNSIGNED, placed=True),

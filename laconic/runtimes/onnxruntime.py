@@ -20,7 +20,7 @@ import onnxruntime as ort
 FLOAT = frozenset(
     {
         "MatMul", "FusedMatMul", "MatMulNBits", "Gemm", "FusedGemm", "Conv", "FusedConv", "ConvTranspose",
-        "MultiHeadAttention",
+        "MultiHeadAttention", "LSTM", "GRU", "RNN",
     }
 )  # fmt: skip
 """Operators that multiply in float, whatever type their weights are stored in."""
