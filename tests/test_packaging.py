@@ -74,16 +74,16 @@ def test_the_wheel_holds_the_declared_packages_with_every_file_of_theirs_and_not
 def test_the_installed_command_works_beside_a_file_that_bears_the_name_of_a_room(python, tmp_path):
     (tmp_path / "export.py").write_text(HOSTILE)
     for arguments in (("--help",), ("--version",), ("schema",)):
-        done = run(python.parent / "laconic", *arguments, cwd=tmp_path)
+        done = run(python.parent / "laconic", *arguments, cwd=tmp_path, PYTHONPATH="")
         assert done.returncode == 0, done.stderr
         assert "the wrong file ran" not in done.stdout
-    assert __version__ in run(python.parent / "laconic", "--version", cwd=tmp_path).stdout
+    assert __version__ in run(python.parent / "laconic", "--version", cwd=tmp_path, PYTHONPATH="").stdout
 
 
 def test_run_as_a_module_the_guard_speaks_in_a_sentence(python, tmp_path):
     """There the working folder comes first on the path."""
     (tmp_path / "export.py").write_text(HOSTILE)
-    done = run(python, "-c", "from laconic.cli import main; main()", "--help", cwd=tmp_path)
+    done = run(python, "-c", "from laconic.cli import main; main()", "--help", cwd=tmp_path, PYTHONPATH="")
     assert done.returncode == 2
     assert str(tmp_path / "export.py") in done.stderr
     assert "Traceback" not in done.stderr
@@ -92,7 +92,7 @@ def test_run_as_a_module_the_guard_speaks_in_a_sentence(python, tmp_path):
 
 def test_the_rooms_are_those_of_the_wheel(python, tmp_path):
     code = "import laconic, train, compress, export, serve; print(laconic.__file__, compress.__file__, serve.__file__)"
-    done = run(python, "-P", "-c", code, cwd=tmp_path)
+    done = run(python, "-P", "-c", code, cwd=tmp_path, PYTHONPATH="")
     assert str(HOME) not in done.stdout, "the checkout is not on the path of this environment"
     assert "tests" not in done.stdout
 

@@ -1,27 +1,18 @@
-"""Weights whose arithmetic stays in float, stored in fewer bits: those of recurrent layers and transposed convolutions,
-and those that the bodies of If, Loop and Scan read."""
+"""Weights that may be stored in fewer bits, while arithmetic stays in float: those of recurrent layers and transposed
+convolutions, and those that the bodies of If, Loop and Scan read."""
 
 import sys
 from collections.abc import Iterator
 
-import numpy as np
 import onnx_ir as ir
-from onnx import NodeProto, TensorProto, helper
 from onnxscript.optimizer import fold_constants
 
-from export.passes.half import to_half
-from export.passes.opset import require_opset
-from export.passes.rewrite import HALF_TYPES, GraphRewriter, make_cast
-from laconic.quantization.graph import Layer, StoredWeight
-from laconic.quantization.plan import Precision
-from laconic.quantization.qparams import quantize_along
+from laconic.quantization.graph import StoredWeight
 
 RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 LEAST = 1024
 """Weights with fewer numbers are left as they are: the nodes that restore them would take what they save."""
-LSTM_INPUTS = 8
-"""The inputs of an LSTM, of which trailing ones may be left out."""
 
 
 def fold_recurrent_weights(model: ir.Model) -> None:
@@ -96,41 +87,3 @@ def find_shared_axes(node: ir.Node, place: int, rank: int) -> tuple[int, ...]:
         case "ConvTranspose", 1:
             return (0, *range(2, rank))
     return ()
-
-
-def write_stored_weights(rewrite: GraphRewriter, layer: Layer, precision: Precision) -> None:
-    """Write the weights of a layer in a precision, and nodes that compute them in float when the engine loads them."""
-    if precision == "int8-dynamic":
-        write_dynamic_lstm(rewrite, layer)
-        return
-    nodes: list[NodeProto] = []
-    for weight in layer.stored:
-        array = rewrite.array(weight.name)
-        if precision in HALF_TYPES:
-            half = rewrite.set_initializer(f"{weight.name}/half", to_half(array, HALF_TYPES[precision]))
-            name = f"{weight.name}/widen"
-            nodes.append(helper.make_node("Cast", [half], [weight.name], name, to=TensorProto.FLOAT))
-        elif precision != "float32":
-            integers, scale = quantize_along(array, weight.axes)
-            rewrite.set_initializer(f"{weight.name}/int8", integers)
-            rewrite.set_initializer(f"{weight.name}/scale", scale)
-            nodes += make_cast(f"{weight.name}/int8", f"{weight.name}/scale", weight.name)
-    rewrite.insert_before(layer.node, nodes)
-
-
-def write_dynamic_lstm(rewrite: GraphRewriter, layer: Layer) -> None:
-    """Write DynamicQuantizeLSTM, an operator of ONNX Runtime that multiplies in INT8 with the range of each input. Its
-    weights are those of an LSTM, transposed."""
-    node = rewrite.nodes[layer.node]
-    require_opset(rewrite.model, "com.microsoft", 1)
-    inputs = [*node.input, *[""] * (LSTM_INPUTS - len(node.input))]
-    for place, weight in zip((1, 2), layer.stored, strict=True):
-        integers, scale = quantize_along(rewrite.array(weight.name), weight.axes)
-        inputs[place] = rewrite.set_initializer(f"{weight.name}/int8", integers.transpose(0, 2, 1))
-        inputs.append(rewrite.set_initializer(f"{weight.name}/scale", scale[..., 0]))
-        inputs.append(rewrite.set_initializer(f"{weight.name}/zero", np.zeros(scale.shape[:2], np.int8)))
-    attributes = [
-        each for each in node.attribute if each.name != "layout"
-    ]  # ONNX Runtime runs no other than the default
-    node.CopyFrom(helper.make_node("DynamicQuantizeLSTM", inputs, node.output, node.name, domain="com.microsoft"))
-    node.attribute.extend(attributes)

@@ -9,9 +9,8 @@ import onnx
 from export.capture.model_file import save_model
 from export.passes.fused_attention import find_attention, fuse_attention, infer_shapes
 from export.passes.half import convert_to_half
-from export.passes.low_bit_weights import write_float8_weight, write_int4_weight
+from export.passes.low_bit_weights import write_float8_weight, write_int4_weight, write_stored_weights
 from export.passes.rewrite import GraphRewriter
-from export.passes.stored_weights import write_stored_weights
 from export.placements.rules import PlacementRules
 from export.placements.split_decoder import has_decoder
 from laconic.errors import CaptureError
