@@ -124,6 +124,8 @@ class Strict(BaseModel):
 
     renamed: ClassVar[Mapping[str, str]] = {}
     """Keys of earlier versions and today's: an old key is refused with the new one."""
+    missing: ClassVar[Mapping[str, str]] = {}
+    """Keys that people try, and a sentence that says what to do instead."""
 
     @model_validator(mode="before")
     @classmethod
@@ -140,7 +142,8 @@ def explain_unknown_key(key: str, model: type[BaseModel]) -> str:
     renamed: Mapping[str, str] = getattr(model, "renamed", {})
     if key in renamed:
         return f"key {key!r} is now called {renamed[key]!r}"
-    return f"unknown key {key!r}. {registry.did_you_mean(key, model.model_fields)}"
+    missing: Mapping[str, str] = getattr(model, "missing", {})
+    return f"unknown key {key!r}. {missing.get(key) or registry.did_you_mean(key, model.model_fields)}"
 
 
 class NamedSettings(Strict):

@@ -249,6 +249,7 @@ RAW = [ROWS[:1].tobytes()]
         {"inputs": [GOOD], "raw_input_contents": RAW, "parameters": {"timeout": {"int64_param": -1}}},
         {"inputs": [GOOD], "raw_input_contents": RAW, "parameters": {"timeout": {"string_param": "soon"}}},
         {"inputs": [GOOD], "raw_input_contents": RAW, "parameters": {"timeout": {}}},
+        {"inputs": [GOOD], "raw_input_contents": RAW, "parameters": {"sequence_id": {"int64_param": 7}}},
     ],
 )
 def test_a_request_that_does_not_fit_is_an_invalid_argument(channel: grpc.Channel, request_: dict[str, Any]) -> None:

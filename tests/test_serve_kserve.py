@@ -210,6 +210,14 @@ def test_a_malformed_request_gets_400_and_the_connection_stays_usable(http: http
     assert http.post(INFER, json=GOOD).status_code == 200
 
 
+@pytest.mark.parametrize("parameters", [{"sequence_id": 7, "sequence_start": True}, {"sequence_id": "call"}])
+def test_a_request_of_a_sequence_is_refused_since_its_state_is_not_kept(http: httpx.Client, parameters: Any) -> None:
+    answer = http.post(INFER, json=GOOD | {"parameters": parameters})
+    assert answer.status_code == 400
+    assert "keeps no state" in answer.json()["error"]
+    assert http.post(INFER, json=GOOD | {"parameters": {"sequence_id": 0}}).status_code == 200
+
+
 @pytest.mark.parametrize(("datatype", "number"), [("UINT8", 300), ("INT8", -129), ("INT64", 1.5), ("INT64", 2**64)])
 def test_a_number_that_the_datatype_does_not_hold_gets_400(http: httpx.Client, datatype: str, number: float) -> None:
     body = {"inputs": [{"name": "x", "datatype": datatype, "shape": [1, 3], "data": [number, 1, 1]}]}

@@ -24,6 +24,13 @@ UNNAMED = (None, "", "?")
 BATCH_NAME = re.compile(r"n|b|bs|batch|batch_?size|batch_.*|.*_batch", re.IGNORECASE)
 """Names that exporters give the batch axis."""
 
+DIRECTION = re.compile(
+    r"(?:^|_)(?:in|out|new|next|prev|init|initial|old|past|present|final|n|0)(?=_|$)|(?<=[a-z])N$|(?<=^[hc])[0n]$"
+)
+"""The part of a state's name that tells the input from the output."""
+STATE = re.compile(r"^[hc]x?$|state|hidden|cell|cache|memory|context|buffer|lstm|gru|rnn", re.IGNORECASE)
+"""Names of states."""
+
 Axis = int | str | None
 """The size of an axis, or its name; None for a free axis without a name."""
 
@@ -104,6 +111,18 @@ def infer_layouts(
         if only in ("", value.name)
     )
     return tuple(replace(each, bounds=named[each.name].bounds) if each.name in named else each for each in layouts)
+
+
+def find_states(model: ir.Model) -> dict[str, str]:
+    """Find the inputs of a streaming model that hold a state, with the outputs that hold it after the step, by their
+    names."""
+
+    def find_stem(value: ir.Value) -> tuple[str, int]:
+        return DIRECTION.sub("", str(value.name)).strip("_"), -1 if value.shape is None else len(value.shape)
+
+    outputs = {find_stem(value): str(value.name) for value in model.graph.outputs}
+    stems = {str(value.name): find_stem(value) for value in model.graph.inputs}
+    return {name: outputs[stem] for name, stem in stems.items() if stem in outputs and STATE.search(stem[0])}
 
 
 def read_axes(value: ir.Value, path: Path) -> tuple[Axis, ...]:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from export.capture.graph_file import write_graph
 from export.capture.model_file import LARGEST
 from export.capture.onnx_adapter import adapt_inputs, adapt_outputs
-from export.capture.onnx_interface import InputLayout, infer_layouts, name_inputs
+from export.capture.onnx_interface import InputLayout, find_states, infer_layouts, name_inputs
 from export.capture.onnx_probe import Signature, find_signature
 from export.capture.parity import PARITY, largest_difference
 from export.capture.source_divergence import find_source_divergence
@@ -176,7 +176,7 @@ def adapt(
     else:
         single, signature = adapt_whole(proto, path, folder, layouts, samples)
         model = single
-    notes = tuple(describe_interface(layouts, signature, one_row=has_fixed_rows(model)))
+    notes = (*describe_interface(layouts, signature, one_row=has_fixed_rows(model)), *describe_states(model))
     if not signature.outputs:
         raise SourceError(f"no output of {path} depends on its inputs. Export the model again, with its outputs")
     is_same = all(layout.is_plain for layout in layouts) and all(each.place == 0 for each in signature.layouts)
@@ -237,6 +237,15 @@ def describe_interface(layouts: Sequence[InputLayout], signature: Signature, *, 
             yield f"output {output.name!r} has no axis for the batch in the file, and gets one"
     if one_row:
         yield "the model takes one row at a time: batches are run row by row"
+
+
+def describe_states(model: ir.Model) -> Iterator[str]:
+    """Yield a sentence for each state of a streaming model."""
+    for name, after in find_states(model).items():
+        yield (
+            f"input {name!r} is taken for a state that comes back as {after!r}: it is calibrated and compared with the "
+            f"values that the samples have, and the server keeps none between requests"
+        )
 
 
 def has_fixed_rows(model: ir.Model) -> bool:

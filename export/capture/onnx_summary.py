@@ -6,7 +6,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from export.capture.onnx_interface import infer_layouts, read_axes, read_dtype
+from export.capture.onnx_interface import find_states, infer_layouts, read_axes, read_dtype
 from export.capture.source_file import find_quantized_operators, has_half_precision, read_onnx
 from laconic.errors import SourceError
 
@@ -38,6 +38,7 @@ def summarize_onnx(path: Path) -> dict[str, Any]:
             {"name": str(value.name), "shape": [str(axis) for axis in value.shape or ()]}
             for value in model.graph.outputs
         ],
+        "states": find_states(model),
         "obstacles": obstacles,
         "samples": f"numpy.savez('samples.npz', {names}), the samples along axis 0",
         "command": f"laconic compress {path} --data samples.npz -o {path.with_suffix('.laconic').name}",

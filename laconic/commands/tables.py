@@ -87,6 +87,12 @@ def print_onnx(summary: Mapping[str, Any]) -> None:
         table.add_row("input", f"{each['name']}: {each['dtype']} [{', '.join(map(str, each['shape']))}], {known}")
     for each in summary["outputs"]:
         table.add_row("output", f"{each['name']}: [{', '.join(each['shape'])}]")
+    for name, after in summary["states"].items():
+        table.add_row(
+            "state",
+            f"{name}, which comes back as {after}. Give the values that it has in use with the samples; the server "
+            f"keeps none, so that a client sends {after} back as {name}",
+        )
     for obstacle in summary["obstacles"]:
         table.add_row("in the way", obstacle)
     table.add_row("samples", summary["samples"])

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -89,6 +89,11 @@ class Recipe(Origin):
     machine where it is opened. keep_graph: whether the artifact holds the float graph, so that `laconic build` needs no
     source.
     """
+
+    missing: ClassVar[Mapping[str, str]] = {
+        "state": "A state is an input like others here: give the values that it has in use with the samples, without "
+        "this key; a client sends what the model returns for it with its next request"
+    }
 
     constants: dict[str, Any] = Field(default_factory=dict)
     data: Data = Data()

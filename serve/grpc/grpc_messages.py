@@ -19,6 +19,7 @@ from serve.protocol.infer_request import (
     read_shape,
     read_timeout,
     refuse_extensions,
+    refuse_sequences,
     shape_numbers,
     write_bytes,
 )
@@ -123,6 +124,7 @@ def read_request(message: ModelInferRequest, raw: Sequence[memoryview], outputs:
     """Read the request in a message. raw: its raw tensors. Raises InputError for whatever is not a request."""
     outputs_asked = [{"name": output.name, "parameters": dict(output.parameters)} for output in message.outputs]
     parameters = {name: read_parameter(value) for name, value in message.parameters.items()}
+    refuse_sequences(parameters)
     return InferRequest(
         id=message.id,
         inputs=read_inputs(message, raw),

@@ -26,6 +26,7 @@ from serve.protocol.infer_request import (
     read_shape,
     read_timeout,
     refuse_extensions,
+    refuse_sequences,
     shape_numbers,
     write_bytes,
 )
@@ -48,6 +49,7 @@ def read_request(body: bytes, split: int, outputs: Sequence[TensorSpec], setting
     if identifier is not None:
         expect(identifier, str, "'id'")
     parameters = expect(content.get("parameters", {}), dict, "'parameters'")
+    refuse_sequences(parameters)
     inputs = read_inputs(expect(content.get("inputs"), list, "'inputs'"), memoryview(body)[split:])
     return InferRequest(
         id=identifier,

@@ -30,6 +30,8 @@ DATATYPES = {np.dtype(dtype): datatype for datatype, dtype in DTYPES.items()}
 KINDS: dict[type, str] = {dict: "an object", list: "a list", str: "a string"}
 REFUSED = ("shared_memory_region", "classification")
 """Extensions that would change the answer's meaning if they were ignored."""
+SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
+"""Parameters of requests that share a state."""
 T = TypeVar("T")
 
 
@@ -49,6 +51,15 @@ def read_timeout(parameters: Mapping[str, Any]) -> float | None:
     if type(timeout) is not int or timeout < 0:
         raise InputError(f"parameter 'timeout' is {timeout!r}, expected a whole number of microseconds")
     return timeout / 1e6 or None
+
+
+def refuse_sequences(parameters: Mapping[str, Any]) -> None:
+    """Raise InputError for a request that relies on a state of the server: answered by itself, it would be wrong."""
+    if any(parameters.get(name) for name in SEQUENCE):
+        raise InputError(
+            "the request is part of a sequence (sequence_id), and this server keeps no state between requests: give "
+            "the state as an input, and send what the model returns for it with the next request"
+        )
 
 
 def read_dtype(datatype: Any, name: str) -> np.dtype[Any]:
