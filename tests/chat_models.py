@@ -1,10 +1,12 @@
 """A small Llama that has learned two answers by heart, its tokens single bytes, and its artifact."""
 
 import json
+from functools import cache
 from pathlib import Path
 
 import torch
 import transformers
+from filelock import FileLock
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from export.pipeline import export
@@ -79,7 +81,15 @@ def save_chat_model(folder: Path) -> Path:
     return folder
 
 
-def write_chat_artifact(folder: Path, source: Path) -> Path:
-    """The artifact of a source, in FP32."""
-    recipe = Recipe.parse({"source": str(source), "task": "text-generation", "stages": [], "data": {}})
-    return export(recipe, folder, cache=Cache(folder.parent / "cache")).artifact.path
+@cache
+def open_chat_model(root: Path) -> tuple[transformers.LlamaForCausalLM, Path]:
+    """The model, and its artifact in FP32; made once in a run by whichever process asks first."""
+    folder = root / "chat"
+    folder.mkdir(exist_ok=True)
+    path = folder / "chat.laconic"
+    with FileLock(root / "chat.lock"):
+        if not path.exists():
+            recipe = Recipe.parse({"source": str(save_chat_model(folder / "source")), "task": "text-generation"})
+            export(recipe, path, cache=Cache(folder / "cache"))
+    model = transformers.LlamaForCausalLM.from_pretrained(folder / "source")
+    return model.eval(), path

@@ -216,14 +216,15 @@ def read_vocabulary(graph: "ov.Model", path: Path) -> int:
 
 
 def fuse(attention: AttentionNodes) -> None:
-    """Put one operator in the place of the nodes of an attention."""
+    """Put one operator in the place of the nodes of an attention. The engine reads past tokens without a mask; the
+    graph's own, which `check_masks` found to be no other, would keep nodes that read the shape of the cache."""
     fused = opset.scaled_dot_product_attention(
         attention.query,
         attention.key,
         attention.value,
-        attention.mask,
+        opset.constant(np.zeros((1, 1, 1, 1), np.float32)),
         opset.constant(np.float32(attention.scale)),
-        causal=False,
+        causal=True,
     )
     fused.set_friendly_name(attention.output.get_friendly_name())
     attention.output.output(0).replace(fused.output(0))
@@ -236,8 +237,10 @@ def add_state(graph: "ov.Model", pasts: "Sequence[ov.op.Parameter]") -> None:
     mask = opset.parameter([-1, -1], ov.Type.i64, name="attention_mask")
     for parameter in (beams, mask):
         parameter.output(0).get_tensor().set_names({parameter.get_friendly_name()})
+    batch = select_batch(graph.input(IDS).get_node().output(0))
     pairs = {}
     for index, past in enumerate(pasts):
+        read_batch_elsewhere(past, batch)
         readers = list(past.output(0).get_target_inputs())
         rows = opset.gather(past, beams, opset.constant(np.int32(0)))
         for reader in readers:
@@ -248,8 +251,6 @@ def add_state(graph: "ov.Model", pasts: "Sequence[ov.op.Parameter]") -> None:
     manager = Manager()
     manager.register_pass(MakeStateful(pairs))
     manager.run_passes(graph)
-    shape = opset.shape_of(graph.input(IDS), ov.Type.i64)
-    batch = opset.gather(shape, opset.constant(np.array([0], np.int64)), opset.constant(np.int64(0)))
     for node in graph.get_ops():
         if node.get_type_name() == "ReadValue":
             state = node.get_output_partial_shape(0)
@@ -257,3 +258,23 @@ def add_state(graph: "ov.Model", pasts: "Sequence[ov.op.Parameter]") -> None:
             empty = opset.broadcast(opset.constant(np.float32(0)), opset.concat([batch, opset.constant(sizes)], 0))
             node.set_arguments([empty])
     graph.validate_nodes_and_infer_types()
+
+
+def select_batch(tensor: "ov.Output") -> "ov.Node":
+    """Return the size of a tensor's first axis, [1]."""
+    shape = opset.shape_of(tensor, ov.Type.i64)
+    return opset.gather(shape, opset.constant(np.array([0], np.int64)), opset.constant(np.int64(0)))
+
+
+def read_batch_elsewhere(past: "ov.op.Parameter", batch: "ov.Node") -> None:
+    """Have the nodes that read the batch size off the cache read it elsewhere: a paged cache has no rows. batch: [1]."""
+    for reader in past.output(0).get_target_inputs():
+        shape = reader.get_node()
+        if shape.get_type_name() != "ShapeOf":
+            continue
+        for user in list(shape.output(0).get_target_inputs()):
+            node = user.get_node()
+            bounds = [value.get_node() for value in node.input_values()[1:4]]
+            if node.get_type_name() == "Slice" and all(each.get_type_name() == "Constant" for each in bounds):
+                if [each.get_data().tolist() for each in bounds] == [[0], [1], [1]]:
+                    node.output(0).replace(batch.output(0))

@@ -1,0 +1,243 @@
+"""Engines that write: the tokens of transformers, alone and together; seeds, cancellation, blocks; and which graphs are
+refused."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from chat_models import CONTEXT, open_chat_model
+from test_offline import WATCH
+from tiny_decoders import VOCABULARY, TinyDecoder, write_decoder
+
+from laconic.errors import InputError, Overloaded, RuntimeFailure
+from laconic.runtimes.generator import GenerationRequest, Generator, Sampling, TokenEvent
+
+pytest.importorskip("openvino_genai")
+from laconic.runtimes.openvino_genai import OpenVinoGenAi
+from laconic.runtimes.stateful_graph import make_stateful
+
+TOKENS = 40
+Texts = dict[tuple[int, int], list[int]]
+
+
+@pytest.fixture(scope="module")
+def decoder() -> TinyDecoder:
+    return TinyDecoder().eval()
+
+
+@pytest.fixture(scope="module")
+def graph(decoder: TinyDecoder, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_decoder(tmp_path_factory.mktemp("graphs") / "model.onnx", decoder)
+
+
+@pytest.fixture
+def tiny(graph: Path) -> Iterator[OpenVinoGenAi]:
+    with OpenVinoGenAi(graph, context=512, cache_bytes=1 << 20) as generator:
+        yield generator
+
+
+def finish(generator: Generator) -> tuple[Texts, dict[tuple[int, int], TokenEvent]]:
+    """Step to the end; return the tokens of each choice, and its last event."""
+    texts: Texts = {}
+    last = {}
+    while not generator.is_idle:
+        for event in generator.step():
+            texts.setdefault((event.request_id, event.choice), []).extend(event.token_ids)
+            last[event.request_id, event.choice] = event
+    assert generator.ledger.used == 0
+    return texts, last
+
+
+def draw_prompts(vocabulary: int, lengths: Sequence[int] = (20, 1, 43, 100)) -> list[tuple[int, ...]]:
+    rng = np.random.default_rng(0)
+    return [tuple(rng.integers(5, vocabulary, length).tolist()) for length in lengths]
+
+
+@pytest.mark.parametrize("has_prefix_cache", [True, False])
+def test_greedy_tokens_are_those_of_transformers_alone_and_together(shared: Path, has_prefix_cache: bool) -> None:
+    model, artifact = open_chat_model(shared)
+    prompts = draw_prompts(model.config.vocab_size)
+    expected = []
+    for prompt in prompts:
+        with torch.inference_mode():
+            written = model.generate(
+                torch.tensor([prompt]), max_new_tokens=TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0
+            )
+        expected.append(written[0, len(prompt) :].tolist())
+    with OpenVinoGenAi(
+        artifact / "model.onnx", context=CONTEXT, cache_bytes=1 << 20, has_prefix_cache=has_prefix_cache
+    ) as generator:
+        for prompt, tokens in zip(prompts, expected, strict=True):
+            generator.add(GenerationRequest(1, prompt, Sampling(TOKENS)))
+            assert finish(generator)[0] == {(1, 0): tokens}
+        for number, prompt in enumerate(prompts):
+            generator.add(GenerationRequest(number, prompt, Sampling(TOKENS)))
+        texts, last = finish(generator)
+    assert [texts[number, 0] for number in range(len(prompts))] == expected
+    assert {event.finish_reason for event in last.values()} == {"length"}
+
+
+def test_a_seed_draws_the_same_tokens_alone_and_beside_others(tiny: OpenVinoGenAi) -> None:
+    first, second = draw_prompts(VOCABULARY, (5, 9))
+    sampling = Sampling(12, temperature=1.0, seed=7, n=3)
+    tiny.add(GenerationRequest(1, first, sampling))
+    alone, _ = finish(tiny)
+    tiny.add(GenerationRequest(2, second, Sampling(30, temperature=2.0, seed=1)))
+    tiny.add(GenerationRequest(1, first, sampling))
+    tiny.add(GenerationRequest(3, first, Sampling(12, temperature=1.0, seed=8)))
+    together, _ = finish(tiny)
+    assert {key: text for key, text in together.items() if key[0] == 1} == alone
+    assert len({tuple(text) for text in alone.values()}) == 3
+    assert together[3, 0] == alone[1, 1], "choice i draws with seed + i"
+    narrow = Sampling(12, temperature=1.0, top_k=1, seed=3)
+    tiny.add(GenerationRequest(4, first, narrow))
+    tiny.add(GenerationRequest(5, first, Sampling(12)))
+    texts, _ = finish(tiny)
+    assert texts[4, 0] == texts[5, 0]
+
+
+def test_penalties_keep_tokens_from_coming_again(tiny: OpenVinoGenAi) -> None:
+    (prompt,) = draw_prompts(VOCABULARY, (6,))
+    for number, penalty in enumerate(
+        ({}, {"presence_penalty": 2.0}, {"frequency_penalty": 2.0}, {"repetition_penalty": 9.0})
+    ):
+        tiny.add(GenerationRequest(number, prompt, Sampling(40, **penalty)))
+    texts, _ = finish(tiny)
+    plain, *others = (len(set(texts[number, 0])) for number in range(4))
+    assert all(each > plain for each in others)
+
+
+def test_a_choice_ends_with_a_stop_token_and_tells_its_probabilities(tiny: OpenVinoGenAi, decoder: TinyDecoder) -> None:
+    prompt = (1, 2, 3)
+    expected = decoder.write_greedily(list(prompt), 10)
+    tiny.add(GenerationRequest(1, prompt, Sampling(10, stop_token_ids=(expected[4], 60), logprobs=True)))
+    logprobs: list[float] = []
+    tokens: list[int] = []
+    reason = None
+    while not tiny.is_idle:
+        for event in tiny.step():
+            tokens += event.token_ids
+            logprobs += event.logprobs
+            reason = event.finish_reason
+    end = expected.index(expected[4]) + 1
+    assert (tokens, reason) == (expected[:end], "stop")
+    ids = [*prompt, *tokens]
+    empty = torch.zeros(1, 2, 0, 8)
+    with torch.inference_mode():
+        logits, *_ = decoder(torch.tensor([ids]), torch.arange(len(ids))[None], empty, empty)
+    rows = logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+    assert logprobs == pytest.approx([float(row[token]) for row, token in zip(rows, tokens, strict=True)], abs=1e-4)
+
+
+def test_what_is_cancelled_ends_with_the_next_step_and_frees_its_blocks(tiny: OpenVinoGenAi) -> None:
+    tiny.add(GenerationRequest(1, (1, 2, 3), Sampling(200, temperature=1.0, n=2)))
+    tiny.add(GenerationRequest(2, (4, 5), Sampling(20)))
+    for _ in range(5):
+        tiny.step()
+    held = tiny.ledger.used
+    tiny.cancel(1, 0)
+    ended = [event for event in tiny.step() if event.finish_reason]
+    assert [(event.request_id, event.choice, event.finish_reason) for event in ended] == [(1, 0, "cancelled")]
+    assert tiny.ledger.used < held
+    tiny.cancel(1)
+    tiny.cancel(77)
+    texts, last = finish(tiny)
+    assert last[1, 1].finish_reason == "cancelled"
+    assert len(texts[2, 0]) > 10
+    tiny.add(GenerationRequest(3, (1, 2, 3), Sampling(5)))
+    tiny.cancel(3)
+    assert finish(tiny)[1][3, 0].finish_reason == "cancelled"
+
+
+def test_no_more_is_begun_than_the_cache_holds(graph: Path) -> None:
+    with OpenVinoGenAi(graph, context=512, cache_bytes=4 * 32 * 2 * 2 * 8 * 4) as generator:
+        assert generator.ledger.total == 4
+        for number in range(2):
+            generator.add(GenerationRequest(number, (1, 2, 3), Sampling(60)))
+        with pytest.raises(Overloaded):
+            generator.add(GenerationRequest(2, (1, 2, 3), Sampling(10)))
+        with pytest.raises(InputError, match="exceed the cache of 128 tokens"):
+            generator.add(GenerationRequest(2, (1,) * 100, Sampling(60)))
+        texts, _ = finish(generator)
+        assert [len(text) for text in texts.values()] == [60, 60]
+        for tokens in ((), (-1,), (VOCABULARY,)):
+            with pytest.raises(InputError):
+                generator.add(GenerationRequest(3, tokens, Sampling(10)))
+    with pytest.raises(RuntimeFailure, match="holds no block of 32 tokens"):
+        OpenVinoGenAi(graph, context=512, cache_bytes=100)
+
+
+def test_bfloat16_writes_too(graph: Path) -> None:
+    with OpenVinoGenAi(graph, context=512, cache_bytes=1 << 20, compute="bfloat16") as generator:
+        generator.add(GenerationRequest(1, (1, 2, 3), Sampling(10)))
+        assert len(finish(generator)[0][1, 0]) == 10
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"window": 16}, "sliding window of 16 tokens"),
+        ({"has_bias": True}, "adds a bias to the scores"),
+        ({"cap": 5.0}, "a cache of 1 layers, and attention that can be paged in 0 of them"),
+        ({"is_causal": False}, "its mask is not causal"),
+    ],
+)
+def test_attention_that_paging_would_change_is_refused(changes: dict[str, float], message: str, tmp_path: Path) -> None:
+    path = write_decoder(tmp_path / "model.onnx", TinyDecoder(**changes))  # type: ignore[arg-type]
+    with pytest.raises(RuntimeFailure, match=message):
+        make_stateful(path, 64)
+    if "window" in changes:
+        make_stateful(path, 16)  # no text is longer than the window
+
+
+def test_a_scale_of_the_scores_is_kept(tmp_path: Path) -> None:
+    decoder = TinyDecoder(scales_scores=True).eval()
+    path = write_decoder(tmp_path / "model.onnx", decoder)
+    with OpenVinoGenAi(path, context=512, cache_bytes=1 << 20) as generator:
+        generator.add(GenerationRequest(1, (1, 2, 3), Sampling(30)))
+        assert finish(generator)[0][1, 0] == decoder.write_greedily([1, 2, 3], 30)
+
+
+def test_what_is_no_decoder_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    damaged = tmp_path / "model.onnx"
+    damaged.write_bytes(b"\x00not a model")
+    with pytest.raises(RuntimeFailure, match=r"cannot read model\.onnx") as refused:
+        make_stateful(damaged, 64)
+    assert "\n" not in str(refused.value)
+    program = torch.onnx.export(torch.nn.ReLU(), (torch.zeros(2, 3),), damaged, dynamo=False, input_names=["x"])
+    assert program is None
+    with pytest.raises(RuntimeFailure, match="is no decoder with a cache"):
+        make_stateful(damaged, 64)
+
+
+WRITE = """
+from pathlib import Path
+from laconic.runtimes.generator import GenerationRequest, Sampling
+from laconic.runtimes.openvino_genai import OpenVinoGenAi
+with OpenVinoGenAi(Path(GRAPH), context=512, cache_bytes=1 << 20) as generator:
+    generator.add(GenerationRequest(1, (1, 2, 3), Sampling(5)))
+    while not generator.is_idle:
+        generator.step()
+"""
+
+
+def test_nothing_is_sent_and_nothing_is_left(graph: Path, tmp_path: Path) -> None:
+    home, scratch = tmp_path / "home", tmp_path / "scratch"
+    home.mkdir()
+    scratch.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", f"{WATCH}GRAPH = {str(graph)!r}{WRITE}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={"HOME": str(home), "PATH": "/usr/bin:/bin", "TMPDIR": str(scratch)}
+        | ({"PYTHONPATH": path} if (path := os.environ.get("PYTHONPATH")) else {}),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].strip() == "seen:"
+    assert (list(home.iterdir()), list(scratch.iterdir())) == ([], [])
