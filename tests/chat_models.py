@@ -89,7 +89,8 @@ def open_chat_model(root: Path) -> tuple[transformers.LlamaForCausalLM, Path]:
     path = folder / "chat.laconic"
     with FileLock(root / "chat.lock"):
         if not path.exists():
-            recipe = Recipe.parse({"source": str(save_chat_model(folder / "source")), "task": "text-generation"})
+            source = save_chat_model(folder / "source")
+            recipe = Recipe.parse({"source": str(source), "task": "text-generation", "stages": []})
             export(recipe, path, cache=Cache(folder / "cache"))
     model = transformers.LlamaForCausalLM.from_pretrained(folder / "source")
     return model.eval(), path

@@ -267,14 +267,20 @@ def select_batch(tensor: "ov.Output") -> "ov.Node":
 
 
 def read_batch_elsewhere(past: "ov.op.Parameter", batch: "ov.Node") -> None:
-    """Have the nodes that read the batch size off the cache read it elsewhere: a paged cache has no rows. batch: [1]."""
+    """Have the nodes that read the batch size off the cache read it elsewhere, as a paged one has no rows. batch: [1]."""
     for reader in past.output(0).get_target_inputs():
         shape = reader.get_node()
-        if shape.get_type_name() != "ShapeOf":
-            continue
-        for user in list(shape.output(0).get_target_inputs()):
-            node = user.get_node()
-            bounds = [value.get_node() for value in node.input_values()[1:4]]
-            if node.get_type_name() == "Slice" and all(each.get_type_name() == "Constant" for each in bounds):
-                if [each.get_data().tolist() for each in bounds] == [[0], [1], [1]]:
-                    node.output(0).replace(batch.output(0))
+        if shape.get_type_name() == "ShapeOf":
+            for user in list(shape.output(0).get_target_inputs()):
+                if is_first_only(user.get_node()):
+                    user.get_node().output(0).replace(batch.output(0))
+
+
+def is_first_only(node: "ov.Node") -> bool:
+    """Return whether a node slices the first number off a list."""
+    bounds = [value.get_node() for value in node.input_values()[1:4]]
+    return (
+        node.get_type_name() == "Slice"
+        and all(bound.get_type_name() == "Constant" for bound in bounds)
+        and [bound.get_data().tolist() for bound in bounds] == [[0], [1], [1]]
+    )
