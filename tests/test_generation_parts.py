@@ -213,6 +213,8 @@ ONCE = {"model": "chat", "prompt": "Once"}
         ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
         ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens", "older name"),
         ({"logit_bias": {"5": 1}}, "logit_bias", "not supported"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty", "not supported"),
+        ({"presence_penalty": -0.5}, "presence_penalty", "not supported"),
         ({"logprobs": True, "top_logprobs": 2}, "top_logprobs", "not supported"),
         ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format", "not supported"),

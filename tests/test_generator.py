@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,12 @@ import torch
 from chat_models import CONTEXT, open_chat_model
 from test_offline import WATCH
 from tiny_decoders import VOCABULARY, TinyDecoder, write_decoder
+from transformers import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from laconic.errors import InputError, Overloaded, RuntimeFailure
 from laconic.runtimes.generator import GenerationRequest, Generator, Sampling, TokenEvent
@@ -101,15 +108,33 @@ def test_a_seed_draws_the_same_tokens_alone_and_beside_others(tiny: OpenVinoGenA
     assert texts[4, 0] == texts[5, 0]
 
 
-def test_penalties_keep_tokens_from_coming_again(tiny: OpenVinoGenAi) -> None:
+def test_the_repetition_penalty_is_that_of_transformers(tiny: OpenVinoGenAi, decoder: TinyDecoder) -> None:
     (prompt,) = draw_prompts(VOCABULARY, (6,))
-    for number, penalty in enumerate(
-        ({}, {"presence_penalty": 2.0}, {"frequency_penalty": 2.0}, {"repetition_penalty": 9.0})
-    ):
-        tiny.add(GenerationRequest(number, prompt, Sampling(40, **penalty)))
-    texts, _ = finish(tiny)
-    plain, *others = (len(set(texts[number, 0])) for number in range(4))
-    assert all(each > plain for each in others)
+    ids = list(prompt)
+    for _ in range(20):
+        scores = decoder.predict(ids)[-1:]
+        processor = RepetitionPenaltyLogitsProcessor(penalty=3.0)
+        ids.append(int(processor(torch.tensor([ids]), scores).argmax()))
+    tiny.add(GenerationRequest(1, prompt, Sampling(20, repetition_penalty=3.0)))
+    assert finish(tiny)[0][1, 0] == ids[6:]
+
+
+@pytest.mark.parametrize("limit", [{}, {"top_k": 3}, {"top_p": 0.6}, {"min_p": 0.3}])
+def test_tokens_are_drawn_from_what_the_settings_leave(
+    tiny: OpenVinoGenAi, decoder: TinyDecoder, limit: dict[str, Any]
+) -> None:
+    """Each of the tokens that are left, and none else; without limits, as often as is likely."""
+    prompt, draws = (1, 2, 3), 400
+    scores = decoder.predict(list(prompt))[-1:] / 1.5
+    warpers = {"top_k": TopKLogitsWarper, "top_p": TopPLogitsWarper, "min_p": MinPLogitsWarper}
+    for name, value in limit.items():
+        scores = warpers[name](value)(None, scores)
+    expected = scores[0].softmax(-1).numpy()
+    for number in range(draws):
+        tiny.add(GenerationRequest(number, prompt, Sampling(1, temperature=1.5, seed=number, **limit)))
+    counts = np.bincount([text[0] for text in finish(tiny)[0].values()], minlength=VOCABULARY)
+    assert not counts[expected == 0].any()
+    assert np.abs(counts / draws - expected).sum() < 0.4  # total variation of twice that; 0.16 to 0.3 by chance
 
 
 def test_a_choice_ends_with_a_stop_token_and_tells_its_probabilities(tiny: OpenVinoGenAi, decoder: TinyDecoder) -> None:
@@ -126,11 +151,7 @@ def test_a_choice_ends_with_a_stop_token_and_tells_its_probabilities(tiny: OpenV
             reason = event.finish_reason
     end = expected.index(expected[4]) + 1
     assert (tokens, reason) == (expected[:end], "stop")
-    ids = [*prompt, *tokens]
-    empty = torch.zeros(1, 2, 0, 8)
-    with torch.inference_mode():
-        logits, *_ = decoder(torch.tensor([ids]), torch.arange(len(ids))[None], empty, empty)
-    rows = logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+    rows = decoder.predict([*prompt, *tokens])[len(prompt) - 1 : -1].log_softmax(-1)
     assert logprobs == pytest.approx([float(row[token]) for row, token in zip(rows, tokens, strict=True)], abs=1e-4)
 
 

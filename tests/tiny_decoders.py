@@ -51,14 +51,18 @@ class TinyDecoder(nn.Module):
         written = torch.softmax(scores + mask, -1) @ values
         return self.head(x + written.transpose(1, 2).reshape(batch, tokens, -1)), keys, values
 
+    def predict(self, ids: list[int]) -> Tensor:
+        """The logits after each token, [tokens, vocabulary]."""
+        empty = torch.zeros(1, HEADS, 0, WIDTH)
+        with torch.no_grad():
+            logits: Tensor = self(torch.tensor([ids]), torch.arange(len(ids))[None], empty, empty)[0]
+        return logits[0]
+
     def write_greedily(self, prompt: list[int], tokens: int) -> list[int]:
         """What follows a prompt."""
         ids = list(prompt)
-        empty = torch.zeros(1, HEADS, 0, WIDTH)
         for _ in range(tokens):
-            with torch.inference_mode():
-                logits, *_ = self(torch.tensor([ids]), torch.arange(len(ids))[None], empty, empty)
-            ids.append(int(logits[0, -1].argmax()))
+            ids.append(int(self.predict(ids)[-1].argmax()))
         return ids[len(prompt) :]
 
 

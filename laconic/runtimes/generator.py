@@ -18,9 +18,9 @@ class Sampling:
 
     max_new_tokens: the most tokens of a choice, its stop token included. temperature: 0 takes the likeliest token.
     top_p, top_k, min_p: what a token is drawn from; top_k 0 is all tokens. repetition_penalty: of tokens in the prompt
-    or the choice (Keskar et al., 2019); frequency_penalty, presence_penalty: of tokens in the choice, as in OpenAI's
-    API. seed: the same seed draws the same tokens; choice i of `n` draws with seed + i. stop_token_ids: a choice ends
-    with any of these. logprobs: whether events hold the logarithm of the probability that the model gave each token.
+    or the choice (Keskar et al., 2019). seed: the same seed draws the same tokens; choice i of `n` draws with seed + i.
+    stop_token_ids: a choice ends with any of these. logprobs: whether events hold the logarithm of the probability that
+    the model gave each token.
     """
 
     max_new_tokens: int
@@ -29,8 +29,6 @@ class Sampling:
     top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
     n: int = 1

@@ -184,7 +184,11 @@ def open_pipeline(
 
 
 def make_config(sampling: Sampling, index: int) -> "openvino_genai.GenerationConfig":
-    """Make the engine's settings of one choice. index: of the choice."""
+    """Make the engine's settings of one choice. index: of the choice.
+
+    The engine's frequency and presence penalties are not used: where a logit is negative they make its token more
+    likely instead of less (2026.4).
+    """
     config = openvino_genai.GenerationConfig()
     config.apply_chat_template = False
     config.max_new_tokens = sampling.max_new_tokens
@@ -192,8 +196,6 @@ def make_config(sampling: Sampling, index: int) -> "openvino_genai.GenerationCon
     config.eos_token_id = sampling.stop_token_ids[0] if sampling.stop_token_ids else NO_STOP
     config.stop_token_ids = set(sampling.stop_token_ids) or {NO_STOP}
     config.repetition_penalty = sampling.repetition_penalty
-    config.frequency_penalty = sampling.frequency_penalty
-    config.presence_penalty = sampling.presence_penalty
     config.logprobs = int(sampling.logprobs)
     config.do_sample = sampling.temperature > LIKELIEST and not math.isclose(sampling.temperature, LIKELIEST)
     if config.do_sample:

@@ -267,7 +267,7 @@ def select_batch(tensor: "ov.Output") -> "ov.Node":
 
 
 def read_batch_elsewhere(past: "ov.op.Parameter", batch: "ov.Node") -> None:
-    """Have the nodes that read the batch size off the cache read it elsewhere, as a paged one has no rows. batch: [1]."""
+    """Have nodes that read the batch size off the cache read it elsewhere, as a paged one has no rows. batch: [1]."""
     for reader in past.output(0).get_target_inputs():
         shape = reader.get_node()
         if shape.get_type_name() == "ShapeOf":

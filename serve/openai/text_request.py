@@ -16,6 +16,8 @@ SEEDS = 1 << 32
 UNKNOWN, MISSING = "extra_forbidden", "missing"
 """Pydantic's kinds of errors."""
 
+PENALTY = "the engine turns it around for tokens with a negative score. Use 'repetition_penalty'"
+
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
@@ -83,6 +85,8 @@ class TextRequest(RequestPart):
     def refuse_unsupported(self) -> None:
         """Raise InvalidParameter for what this server does not do."""
         refuse("logit_bias", self.logit_bias, "the engine takes no bias of single tokens. Leave it out")
+        refuse("frequency_penalty", self.frequency_penalty, PENALTY)
+        refuse("presence_penalty", self.presence_penalty, PENALTY)
         if self.stream_options is not None and not self.stream:
             raise InvalidParameter("stream_options", "'stream_options' are for streams alone. Set 'stream'")
 
@@ -131,8 +135,6 @@ class TextRequest(RequestPart):
             top_k=max(0, self.top_k or 0),
             min_p=self.min_p or 0.0,
             repetition_penalty=self.repetition_penalty or writer.settings.repetition_penalty,
-            frequency_penalty=self.frequency_penalty or 0.0,
-            presence_penalty=self.presence_penalty or 0.0,
             seed=secrets.randbelow(SEEDS) if self.seed is None else self.seed % SEEDS,
             n=self.choices,
             logprobs=self.has_logprobs,
