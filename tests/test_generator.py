@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from chat_models import CONTEXT, open_chat_model
+from onnx import TensorProto, helper
 from test_offline import WATCH
 from tiny_decoders import VOCABULARY, TinyDecoder, write_decoder
 from transformers import (
@@ -124,7 +126,7 @@ def test_tokens_are_drawn_from_what_the_settings_leave(
     tiny: OpenVinoGenAi, decoder: TinyDecoder, limit: dict[str, Any]
 ) -> None:
     """Each of the tokens that are left, and none else; without limits, as often as is likely."""
-    prompt, draws = (1, 2, 3), 400
+    prompt, draws = (1, 2, 3), 250
     scores = decoder.predict(list(prompt))[-1:] / 1.5
     warpers = {"top_k": TopKLogitsWarper, "top_p": TopPLogitsWarper, "min_p": MinPLogitsWarper}
     for name, value in limit.items():
@@ -134,7 +136,7 @@ def test_tokens_are_drawn_from_what_the_settings_leave(
         tiny.add(GenerationRequest(number, prompt, Sampling(1, temperature=1.5, seed=number, **limit)))
     counts = np.bincount([text[0] for text in finish(tiny)[0].values()], minlength=VOCABULARY)
     assert not counts[expected == 0].any()
-    assert np.abs(counts / draws - expected).sum() < 0.4  # total variation of twice that; 0.16 to 0.3 by chance
+    assert np.abs(counts / draws - expected).sum() < 0.5  # some 0.35 by chance, for the 64 tokens without a limit
 
 
 def test_a_choice_ends_with_a_stop_token_and_tells_its_probabilities(tiny: OpenVinoGenAi, decoder: TinyDecoder) -> None:
@@ -230,8 +232,9 @@ def test_what_is_no_decoder_is_refused_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(RuntimeFailure, match=r"cannot read model\.onnx") as refused:
         make_stateful(damaged, 64)
     assert "\n" not in str(refused.value)
-    program = torch.onnx.export(torch.nn.ReLU(), (torch.zeros(2, 3),), damaged, dynamo=False, input_names=["x"])
-    assert program is None
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 3]) for name in "xy")
+    relu = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "relu", [x], [y])
+    onnx.save(helper.make_model(relu, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), damaged)
     with pytest.raises(RuntimeFailure, match="is no decoder with a cache"):
         make_stateful(damaged, 64)
 
