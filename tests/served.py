@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,7 @@ class Running:
     app: App
     port: int
     grpc_port: int = 0
+    stop: Callable[[], None] = lambda: None
 
     @property
     def url(self) -> str:
@@ -189,7 +191,9 @@ def running(*paths: Path, **options: Any) -> Iterator[Running]:
         thread.start()
         try:
             assert ready.wait(20)
-            yield Running(app, listener.getsockname()[1], server.grpc.port if server.grpc else 0)
+            grpc_port = server.grpc.port if server.grpc else 0
+            stop = partial(setattr, server, "should_exit", True)
+            yield Running(app, listener.getsockname()[1], grpc_port, stop)
         finally:
             server.should_exit = True
             thread.join()
