@@ -7,9 +7,10 @@ import pytest
 from artifacts import FAILED, write_artifact
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors.numpy import save_file
+from safetensors.numpy import load, save, save_file
 
 from laconic.artifacts.artifact import Artifact, check_destination, publish_artifact
+from laconic.artifacts.golden import flatten_golden
 from laconic.artifacts.manifest import GOLDEN, MANIFEST, MEASURED, MODEL, REPORT
 from laconic.errors import (
     ArtifactError,
@@ -34,6 +35,11 @@ def folder(tmp_path):
 def reseal(folder, **changes):
     content = unseal(folder / MANIFEST) | changes
     (folder / MANIFEST).write_bytes(seal(content))
+
+
+def test_golden_arrays_are_written_as_they_are_read_however_they_lie_in_memory():
+    turned = np.arange(6).reshape(3, 2).T
+    assert load(save(flatten_golden([({"x": turned}, {"y": np.array(1.0)})])))["0.input.x"].tolist() == turned.tolist()
 
 
 def test_a_whole_artifact_loads_and_answers_and_a_copy_is_as_good(folder, tmp_path):

@@ -145,9 +145,8 @@ def test_the_probabilities_of_tokens_come_with_their_bytes(client: openai.OpenAI
     assert bytes(byte for each in logprobs.content for byte in each.bytes or ()).decode() == "The cat 😀"
     assert all(-0.5 < each.logprob <= 0 for each in logprobs.content)
     assert (whole.choices[0].message.content, whole.choices[0].finish_reason) == ("The cat 😀", "length")
-    chunks = list(
-        client.chat.completions.create(**GREEDY, messages=ask(EMOJI), logprobs=True, max_tokens=12, stream=True)
-    )
+    request = GREEDY | {"messages": ask(EMOJI), "max_tokens": 12}
+    chunks = list(client.chat.completions.create(**request, logprobs=True, stream=True))
     streamed = [each for chunk in chunks if (part := chunk.choices[0].logprobs) for each in part.content or ()]
     assert streamed == logprobs.content
 
@@ -257,10 +256,8 @@ def test_a_client_that_leaves_frees_its_blocks(server: Running, stream: bool) ->
 
 
 def test_an_engine_that_dies_ends_its_own_requests_and_is_started_again(artifact: Path, tmp_path: Path) -> None:
-    with (
-        running(artifact, write_artifact(tmp_path / "twice.laconic"), threads=1) as server,
-        make_client(server) as client,
-    ):
+    other = write_artifact(tmp_path / "twice.laconic")
+    with running(artifact, other, threads=1) as server, make_client(server) as client:
         stream = client.chat.completions.create(**WILD, messages=ask(COUNT), n=8, max_tokens=200, stream=True)
         next(iter(stream))
         worker = worker_of(server)

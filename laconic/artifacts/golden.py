@@ -25,8 +25,8 @@ GoldenPair = tuple[Arrays, Arrays]
 
 def flatten_golden(pairs: Sequence[GoldenPair]) -> Arrays:
     """Name the arrays of all golden pairs for one file: `0.input.input_ids`, `0.output.embedding`."""
-    return {
-        f"{number}.{side}.{name}": array
+    return {  # safetensors writes the bytes of an array as they lie in memory, whatever its strides say
+        f"{number}.{side}.{name}": np.asarray(array, order="C")
         for number, pair in enumerate(pairs)
         for side, arrays in zip(("input", "output"), pair, strict=True)
         for name, array in sorted(arrays.items())
