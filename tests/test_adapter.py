@@ -21,6 +21,7 @@ peft = pytest.importorskip("peft")
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"),  # by peft
     pytest.mark.filterwarnings("ignore:.*(fan_in_fan_out|tied|tie_|save_embedding|embedding):UserWarning"),  # by peft
+    pytest.mark.filterwarnings("ignore:.*have invalid shape:UserWarning"),  # by peft, of the biases of lora_bias
 ]
 TEXTS = ["hello world", "the model answers", "a"]
 
@@ -69,7 +70,11 @@ def test_adapters_that_were_kept_are_the_merged_model_here_and_in_peft(home, tmp
     assert not torch.allclose(before, wanted, atol=1e-3)
 
 
-@pytest.mark.parametrize("settings", [{}, {"use_rslora": True}, {"target_modules": ["q_proj", "down_proj"]}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"use_rslora": True}, {"target_modules": ["q_proj", "down_proj"]}, {"use_dora": True, "use_rslora": True}],
+    ids=str,
+)
 def test_adapters_of_peft_are_merged_as_peft_merges_them(home, tmp_path, settings):
     torch.manual_seed(0)
     config = peft.LoraConfig(**{"r": 3, "target_modules": ["v_proj"], "init_lora_weights": False} | settings)
@@ -169,6 +174,11 @@ ALIKE = {
     "alpha by expression": {"alpha_pattern": {r"h\.1\..*": 20}, "use_rslora": True},
     "gaussian": {"init_lora_weights": "gaussian"},
     "orthogonal": {"init_lora_weights": "orthogonal"},
+    "mica": {"init_lora_weights": "mica"},
+    "dora": {"use_dora": True},
+    "dora by layer": {"use_dora": True, "use_rslora": True, "rank_pattern": {"h.0.attn.c_attn": 2}},
+    "dora of a tied head": {"use_dora": True, "target_modules": ["lm_head"]},
+    "biases": {"lora_bias": True, "alpha_pattern": {"h.0.attn.c_attn": 20}},
     "a tied head": {"target_modules": ["lm_head", "c_attn"]},
     "a whole norm": {"modules_to_save": ["ln_f"]},
     "a whole tied head": {"modules_to_save": ["lm_head"]},
@@ -193,9 +203,6 @@ REFUSALS = {
     "init_lora_weights 'pissa'": {"init_lora_weights": "pissa"},
     "init_lora_weights 'pissa_niter_2'": {"init_lora_weights": "pissa_niter_2"},
     "init_lora_weights 'olora'": {"init_lora_weights": "olora"},
-    "init_lora_weights 'mica'": {"init_lora_weights": "mica"},
-    "use_dora": {"use_dora": True},
-    "lora_bias": {"lora_bias": True},
     "bias 'all'": {"bias": "all"},
     "alora_invocation_tokens, which cannot be merged": {"alora_invocation_tokens": [5, 6]},
     "target_parameters": {"target_modules": [], "target_parameters": ["h.0.mlp.c_fc.weight"]},
@@ -226,6 +233,24 @@ def test_a_setting_that_is_not_followed_is_refused_by_name(home, tmp_path, chang
     tune(home, tmp_path / "kept", steps=1)
     config = json.loads((tmp_path / "kept" / CONFIG).read_text())
     (tmp_path / "kept" / CONFIG).write_text(json.dumps(config | changes))
+    with pytest.raises(SourceError, match=said):
+        load_source(tmp_path / "kept")
+
+
+@pytest.mark.parametrize(
+    ("config", "shape", "said"),
+    [
+        ({"use_dora": True}, (4, -1), "is incomplete"),
+        ({}, (4, -1, 1, 1), r"one of a convolution.*\. Merge it with peft"),
+    ],
+)
+def test_an_adapter_without_magnitudes_or_of_a_convolution_is_refused(home, tmp_path, config, shape, said):
+    tune(home, tmp_path / "kept", steps=1)
+    weights = load_file(tmp_path / "kept" / WEIGHTS)
+    downs = {name: value.reshape(shape) for name, value in weights.items() if name.endswith("lora_A.weight")}
+    save_file(weights | downs, tmp_path / "kept" / WEIGHTS)
+    path = tmp_path / "kept" / CONFIG
+    path.write_text(json.dumps(json.loads(path.read_text()) | config))
     with pytest.raises(SourceError, match=said):
         load_source(tmp_path / "kept")
 

@@ -26,16 +26,17 @@ PREFIX = "base_model."
 """What peft puts before a module's name. The modules around the models of transformers call the model `model`, too."""
 HARMLESS = frozenset({
     "auto_mapping", BASE, "corda_config", "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode",
-    "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha", "lora_dropout", "lora_ga_config",
-    "megatron_core", "modules_to_save", "alpha_pattern", "peft_type", "peft_version", "qalora_group_size", "r",
-    "rank_pattern", "revision", "runtime_config", "target_modules", "task_type", "trainable_token_indices",
-    "use_rslora",
+    "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha", "lora_bias", "lora_dropout",
+    "lora_ga_config", "megatron_core", "modules_to_save", "alpha_pattern", "peft_type", "peft_version",
+    "qalora_group_size", "r", "rank_pattern", "revision", "runtime_config", "target_modules", "task_type",
+    "trainable_token_indices", "use_dora", "use_rslora",
 })  # fmt: skip
 """Settings of peft's LoRA with which a merged layer is W + scale * B A, and those that are followed. Any other that is
 set changes what the adapter computes, and is refused."""
-INITIALIZATIONS = (True, False, "gaussian", "eva", "orthogonal")
+INITIALIZATIONS = (True, False, "gaussian", "eva", "mica", "orthogonal")
 """Initializations that leave the model's own weights alone. PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA change them."""
-LORA = (".lora_A.weight", ".lora_B.weight")
+A, B, BIAS, MAGNITUDE = ".lora_A.weight", ".lora_B.weight", ".lora_B.bias", ".lora_magnitude_vector"
+LORA = (A, B, BIAS, MAGNITUDE)
 SIMPLE = {"peft_type": ("LORA",), "bias": ("none",), "init_lora_weights": INITIALIZATIONS}
 UNMERGEABLE = frozenset({"alora_invocation_tokens", "arrow_config", "use_qalora"})
 """Settings with which an adapter is more than a change of weights, so that peft cannot merge it either."""
@@ -50,8 +51,8 @@ TASKS = {"SEQ_CLS": "text-classification", "TOKEN_CLS": "token-classification"}
 @dataclass(frozen=True)
 class Adapter:
     """config: as in adapter_config.json. weights: by the name of the module, as `model.layers.0.q_proj`, then
-    `lora_A.weight` [rank, in], `lora_B.weight` [out, rank], or `weight` and `bias` of a layer that was trained in
-    full."""
+    `lora_A.weight` [rank, in], `lora_B.weight` [out, rank], `lora_B.bias` [out], `lora_magnitude_vector` [out] of DoRA,
+    or `weight` and `bias` of a layer that was trained in full."""
 
     config: Mapping[str, Any]
     weights: Mapping[str, Tensor]
@@ -91,18 +92,22 @@ class Adapter:
 
     @torch.no_grad()
     def merge_into(self, module: nn.Module) -> bool:
-        """Add the adapters to the weights of a module, in place: W + scale * B A. Returns whether a head that shared
-        the weight of the embedding got one of its own. Raises SourceError for another model's."""
+        """Add the adapters to the weights of a module, in place: W + scale * B A, whose rows DoRA scales to
+        magnitudes. Returns whether a head that shared the weight of the embedding got one of its own. Raises
+        SourceError for another model's."""
         modules, is_untied = dict(module.named_modules(remove_duplicate=False)), False
         for name, value in sorted(self.weights.items()):
-            if name.endswith(".lora_B.weight"):
+            if name.endswith((B, MAGNITUDE)):
                 continue
-            path, _, leaf = name.removesuffix(".lora_A.weight").rpartition(".")
+            path, _, leaf = name.rpartition(".")
             if name.endswith(TOKENS):
                 path, leaf = name.removesuffix(f".{TOKENS}"), "weight"
-            elif name.endswith(".lora_A.weight"):
-                path, leaf = name.removesuffix(".lora_A.weight"), "weight"
+            elif name.endswith(A):
+                path, leaf = name.removesuffix(A), "weight"
                 value = self._product(path, modules.get(path))
+            elif name.endswith(BIAS):
+                path = name.removesuffix(BIAS)
+                value = value * self._scale(path)
             path, is_base = path.removesuffix(BASE_LAYER), path.endswith(BASE_LAYER)
             layer = modules.get(path)
             weight = getattr(layer, leaf, None)
@@ -113,7 +118,7 @@ class Adapter:
             if is_rows:
                 weight[torch.tensor(self._rows(path, len(value)))] = value.to(weight)
                 continue
-            changed = weight + value if name.endswith(".lora_A.weight") else value.to(weight)
+            changed = weight + value if name.endswith((A, BIAS)) else value.to(weight)
             if torch.equal(changed, weight):
                 continue
             if not is_base and is_shared(module, weight):
@@ -134,16 +139,31 @@ class Adapter:
 
     def _product(self, path: str, layer: nn.Module | None) -> Tensor:
         """Return what an adapter adds to the weight of its layer."""
-        down, up = self.weights[f"{path}.lora_A.weight"], self.weights.get(f"{path}.lora_B.weight")
-        rank = down.shape[0]
-        if up is None or up.shape[-1] != rank:
+        down, up = self.weights[f"{path}{A}"], self.weights.get(f"{path}{B}")
+        if down.ndim != 2:
+            raise SourceError(f"the adapter of {path} is one of a convolution, which is not supported. {MERGE}")
+        if up is None or up.shape[-1] != len(down):
             raise SourceError(f"the adapter of {path} is incomplete. Copy its folder again")
+        product = self._scale(path) * (up.float() @ down.float())
+        product = product.T if isinstance(layer, Conv1D) else product
+        magnitude, weight = self.weights.get(f"{path}{MAGNITUDE}"), getattr(layer, "weight", None)
+        if self.config.get("use_dora") and magnitude is None:
+            raise SourceError(f"the adapter of {path} is incomplete. Copy its folder again")
+        if magnitude is not None and isinstance(weight, Tensor) and weight.shape == product.shape:
+            axis = 0 if isinstance(layer, Conv1D) else 1
+            whole = weight.float() + product
+            factor = magnitude.float() / torch.linalg.norm(whole, dim=axis)
+            product = factor.unsqueeze(axis) * whole - weight.float()
+        return product
+
+    def _scale(self, path: str) -> float:
+        """Return the factor of the adapter of a layer."""
         patterns = self.config.get("alpha_pattern") or {}
         own = path.removeprefix("model.")
         alpha = next((patterns[key] for key in patterns if re.match(rf"(.*\.)?({key})$", own)), None)
         alpha = float(self.config["lora_alpha"] if alpha is None else alpha)
-        product = alpha / (rank**0.5 if self.config.get("use_rslora") else rank) * (up.float() @ down.float())
-        return product.T if isinstance(layer, Conv1D) else product
+        rank = self.weights[f"{path}{A}"].shape[0]
+        return float(alpha / (rank**0.5 if self.config.get("use_rslora") else rank))
 
 
 def fits(value: Tensor, weight: Tensor, *, is_rows: bool) -> bool:
