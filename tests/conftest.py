@@ -20,7 +20,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts 
 SLOWEST = (
     "search capture prediction text2text_generation text_heads plan trust pipeline parity_ledger cli gpu_benchmark "
     "prune_transformer serve_connections finetune stages fleet prune_channels fooled_verdict audit cache_keys audio "
-    "object_detection"
+    "object_detection generator serve_generation"
 )
 """The files of tests that take 25 s and more. They come first: the last one to begin would run alone at the end."""
 

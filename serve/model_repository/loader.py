@@ -73,6 +73,8 @@ def open_model(artifact: Artifact, settings: Settings, *, name: str, version: st
 
 GENERATOR = "openvino-genai"
 """The engine that models write with."""
+READER = "openvino"
+"""The engine whose graphs it reads best; those of others have operators of their own."""
 
 
 def open_writer(artifact: Artifact, settings: Settings, name: str, digest: str) -> TextWriter | None:
@@ -83,7 +85,8 @@ def open_writer(artifact: Artifact, settings: Settings, name: str, digest: str) 
     task = find_writing_task(artifact.task())
     if task is None:
         return None
-    placement = artifact.manifest.placements[0]
+    placements = artifact.manifest.placements
+    placement = next((each for each in placements if each.runtime == READER), placements[0])
     executors, threads = settings.parallelism(name)
     job = GenerationJob(
         engine=GENERATOR,
@@ -93,7 +96,7 @@ def open_writer(artifact: Artifact, settings: Settings, name: str, digest: str) 
         context=task.max_tokens,
         cache_bytes=settings.kv_cache,
         threads=executors * threads,
-        compute=placement.compute,
+        compute=placement.compute if placement.runtime == READER else "float32",
     )
     worker = GenerationWorker.open(
         job, watchdog=settings.watchdog, crashes=settings.max_crashes, most_waiting=settings.max_waiting
