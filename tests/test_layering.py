@@ -322,6 +322,14 @@ def test_openvino_is_imported_where_its_telemetry_is_kept_out_and_nowhere_else()
     ]
 
 
+def test_openvino_genai_is_imported_behind_openvino_which_it_imports():
+    assert [name for name in MODULES if "openvino_genai" in {package(each) for each, _ in imports(name)}] == [
+        "laconic.runtimes.openvino_genai"
+    ]
+    names = [name for name, _ in imports("laconic.runtimes.openvino_genai")]
+    assert names.index("laconic.runtimes.openvino") < names.index("openvino_genai")
+
+
 def declared(*extras):
     project = tomllib.loads((HOME / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     lines = project["dependencies"] + [line for extra in extras for line in project["optional-dependencies"][extra]]

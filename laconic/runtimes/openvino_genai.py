@@ -1,9 +1,9 @@
 """OpenVINO GenAI on the CPU: continuous batching over paged attention, with a cache of prefixes."""
 
 import json
-import math
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,9 @@ KEPT = {"float32": 4, "bfloat16": 2}
 cache in FP32 too (2026.4); INT8 is its own default, and less exact."""
 NO_STOP = 1 << 40
 """A token that no model has, for requests that end by their length alone: the engine asks for an end token."""
-LIKELIEST = 0.0
+COLDEST = 1e-3
+"""The least temperature that tokens are drawn with: below it the likeliest has all of the probability anyway, and the
+engine's division by it overflows."""
 
 
 @dataclass
@@ -102,14 +104,11 @@ class OpenVinoGenAi(Generator):
         return not self._choices
 
     def close(self) -> None:
-        self.cancel_all()
-        del self._pipeline
-
-    def cancel_all(self) -> None:
-        """Cancel all requests, and let the engine see it."""
         for request_id, _ in list(self._choices):
             self.cancel(request_id)
-        self._pipeline.step()
+        with suppress(Exception):  # an engine that has failed fails again
+            self._pipeline.step()
+        del self._pipeline
 
     def _may_begin(self, choice: EngineChoice) -> bool:
         """Return whether the blocks of the prompt can be shared, or there is nothing to share."""
@@ -140,6 +139,8 @@ class OpenVinoGenAi(Generator):
                 reason = "stop"
             elif choice.tokens >= request.sampling.max_new_tokens:
                 reason = "length"
+            elif choice.handle.get_status() != openvino_genai.GenerationStatus.RUNNING:
+                raise RuntimeError("the engine gave a request up")
         if reason is not None:
             del self._choices[request.id, choice.index]
             self.ledger.release(request.id, choice.index)
@@ -197,7 +198,7 @@ def make_config(sampling: Sampling, index: int) -> "openvino_genai.GenerationCon
     config.stop_token_ids = set(sampling.stop_token_ids) or {NO_STOP}
     config.repetition_penalty = sampling.repetition_penalty
     config.logprobs = int(sampling.logprobs)
-    config.do_sample = sampling.temperature > LIKELIEST and not math.isclose(sampling.temperature, LIKELIEST)
+    config.do_sample = sampling.temperature >= COLDEST
     if config.do_sample:
         config.temperature = sampling.temperature
         config.top_p = sampling.top_p
