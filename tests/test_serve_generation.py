@@ -13,7 +13,9 @@ import openai
 import pytest
 from artifacts import write_artifact
 from chat_models import ANSWERS, CONTEXT, COUNT, EMOJI, open_chat_model, render
+from schemathesis import GenerationMode
 from served import Running, eventually, running
+from test_serve_openapi import try_requests
 
 from serve.generation.generation_worker import GenerationWorker
 
@@ -228,6 +230,14 @@ def test_other_routes_know_the_model_too(server: Running) -> None:
         "between_tokens_seconds_bucket",
     ):
         assert f"laconic_generation_{name}" in metrics
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+def test_requests_made_from_the_description_get_documented_answers(server: Running, mode: GenerationMode) -> None:
+    statuses = try_requests(server.url, mode, 40, "completions")
+    assert set(statuses) <= {200, 400, 405, 413, 415}
+    assert worker_of(server).running == 0
 
 
 def hang_up(server: Running, *, stream: bool) -> None:
