@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import tempfile
-from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +94,7 @@ def replace_folder(folder: Path, destination: Path) -> None:
             shutil.rmtree(aside, ignore_errors=True)
     else:
         raise FileExistsError(errno.EEXIST, "other processes keep writing to it", str(destination))
-    for stale in destination.parent.glob(f".{escape(destination.name)}.{OLD}*/"):
+    for stale in list_aside(destination):
         shutil.rmtree(stale, ignore_errors=True)
 
 
@@ -127,4 +126,14 @@ def restore_folder(destination: Path) -> None:
 
 def find_replaced(destination: Path) -> list[Path]:
     """Find the folders that were moved aside to be replaced, and were left there."""
-    return sorted(destination.parent.glob(f".{escape(destination.name)}.{OLD}*/{escape(destination.name)}"))
+    return [aside / destination.name for aside in list_aside(destination) if os.path.lexists(aside / destination.name)]
+
+
+def list_aside(destination: Path) -> list[Path]:
+    """List the folders that hold what was moved aside to be replaced. Looks at names alone: other entries beside the
+    destination may be unreadable, as the mount of a server that is gone."""
+    try:
+        neighbours = sorted(destination.parent.iterdir())
+    except OSError:
+        return []
+    return [path for path in neighbours if path.name.startswith(f".{destination.name}.{OLD}")]

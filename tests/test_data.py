@@ -110,6 +110,17 @@ def test_values_of_nested_columns_have_a_dot_in_their_names(suffix, tmp_path):
         read(path, TEXT, {"text": "review.title"})
 
 
+@pytest.mark.parametrize("declaration", ["sep=;", '"sep=;"', "sep=\t", "sep=|"])
+def test_the_line_by_which_excel_is_told_the_delimiter_is_followed(tmp_path, declaration):
+    path, delimiter = tmp_path / "rows.csv", declaration.strip('"')[-1]
+    rows = [delimiter.join(row) for row in (("text", "label"), ("good, really", "yes"), ("bad", "no"))]
+    path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join([declaration, *rows]).encode())
+    assert list(read(path, TEXT).samples) == ["good, really", "bad"]
+    path.write_text("\r\n".join([declaration, *rows, delimiter.join("abc")]))
+    with pytest.raises(DataError, match="row 5: 3 fields, the first line names 2"):
+        read(path, TEXT)
+
+
 def test_a_column_of_a_csv_may_be_called_anything_and_hold_semicolons_or_a_long_document(tmp_path):
     (tmp_path / "t.csv").write_text("notes; of a kind\none\ntwo; and more\n")
     assert list(read(tmp_path / "t.csv", TEXT).samples) == ["one", "two; and more"]

@@ -276,6 +276,12 @@ def killed(tmp_path):
     return out
 
 
+def test_a_neighbour_that_cannot_be_read_hides_nothing(killed):
+    (killed.parent / ".gone").symlink_to("x" * 300)  # whose target no system looks up
+    assert len(find_replaced(killed)) == 1
+    assert find_replaced(killed.parent / "nowhere" / "out") == []
+
+
 def test_what_a_killed_run_moved_aside_is_named_to_readers_and_put_back_by_the_next_run(killed, tmp_path):
     (found,) = find_replaced(killed)
     with pytest.raises(ArtifactError, match=r"a run that was killed left the earlier artifact in") as caught:

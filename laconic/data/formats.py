@@ -69,17 +69,22 @@ def jsonl(path: Path, task: Task, also: Collection[str] = ()) -> Iterator[Row]:
 
 DELIMITERS = (",", ";", "\t", "|")
 """Between the columns of a .csv, the first that the first line holds: Excel writes semicolons in much of Europe."""
+DECLARATION = re.compile(r'"?sep=(.)"?')
+"""The first line by which Excel is told the delimiter."""
 LONGEST_FIELD = 2**24
 """Characters of one field. The module's own limit, 131,072, is less than a long document."""
 
 
 def find_delimiter(path: Path, task: Task) -> str:
-    """Find what stands between the columns of a file: the comma, unless the first line has none and names the task's
-    columns, or as many as the next line has, by another delimiter. Blank lines do not count.
+    """Find what stands between the columns of a file: what its first line declares, or else the comma, unless that line
+    has none and names the task's columns, or as many as the next line has, by another delimiter. Blank lines do not
+    count.
 
     Raises DataError where that would make texts with their labels in them of lines with another number of columns.
     """
     rows = list(itertools.islice((line for _, line in lines(path) if line.strip()), 2))
+    if rows and (declared := DECLARATION.fullmatch(rows[0].strip("\r\n"))):
+        return declared[1]
     uneven = ""
     for delimiter in DELIMITERS:
         header, *others = (split_fields(row, delimiter) for row in rows or [""])
@@ -109,7 +114,10 @@ def csv(path: Path, task: Task, also: Collection[str] = ()) -> Iterator[Row]:
     may have any name. Blank rows are left out."""
     csv_module.field_size_limit(LONGEST_FIELD)
     delimiter = find_delimiter(path, task)
-    reader = csv_module.reader((line for _, line in lines(path)), delimiter=delimiter, strict=True)
+    texts = (line for _, line in lines(path))
+    first = next(texts, "")
+    first = "\n" if DECLARATION.fullmatch(first.strip("\r\n")) else first
+    reader = csv_module.reader(itertools.chain([first], texts), delimiter=delimiter, strict=True)
     header: list[str] | None = None
     number = 1
     try:
