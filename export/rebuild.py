@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from export.candidates.engine_option import EngineOption
 from export.lineage import Lineage
 from export.pipeline import EngineBuild, Result
-from export.sources import ADAPTER, capture_graph, open_source
+from export.sources import ADAPTER, capture_graph, open_onnx_original, open_source
 from export.validation.figures import round_figure
 from export.validation.missed import find_missed
 from laconic.arrays import Arrays
@@ -28,6 +28,7 @@ from laconic.cache import Cache, open_scratch_folder
 from laconic.errors import CorruptArtifact, SourceError
 from laconic.files import read_json
 from laconic.models.source import GraphSource
+from laconic.models.source_loading import is_onnx
 from laconic.progress import Steps
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import Plan, Precision, PrecisionLadder, QuantizedWeight
@@ -121,7 +122,12 @@ def find_graph(
             f"{artifact.path} does not hold its float graph. Give --original, the model that it was made from, or "
             f"compress it again with --keep-graph"
         )
-    graph = capture_graph(open_source(original, cache, trust=trust), cache)
+    path = Path(original.source)
+    if path.exists() and is_onnx(path):
+        graph = open_onnx_original(path, artifact.path, artifact.manifest, cache).graph
+        graph = replace(graph, inputs=artifact.manifest.inputs)  # whose bounds all samples told, and not a few
+    else:
+        graph = capture_graph(open_source(original, cache, trust=trust), cache)
     if graph.key != calibration.graph:
         raise SourceError(
             f"{original.source} gives another graph than {artifact.path} was made from: it is another model, it was "

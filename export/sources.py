@@ -3,19 +3,25 @@
 import dataclasses
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import onnx
+import onnx_ir as ir
 from pydantic import TypeAdapter
 from safetensors.numpy import load_file, save_file
 
 from export.capture.capture import capture, measure_parity
 from export.capture.model_file import save_model
+from export.capture.onnx_interface import infer_layouts
 from export.capture.onnx_source import SOURCE, OnnxHints, OnnxInterface, import_onnx
 from export.capture.parity import largest_difference
 from export.capture.source_divergence import find_source_divergence
+from export.capture.source_file import read_onnx
 from laconic.arrays import Arrays
-from laconic.artifacts.manifest import GRAPH, GRAPH_JSON, read_manifest
+from laconic.artifacts.golden import read_golden
+from laconic.artifacts.manifest import GRAPH, GRAPH_JSON, Manifest, read_manifest
 from laconic.cache import Cache
 from laconic.data.array_formats import peek_arrays, read_npz
 from laconic.data.batches import batches
@@ -35,6 +41,7 @@ from laconic.runtimes.onnxruntime import OnnxRuntime
 from laconic.runtimes.predict import ROWS
 from laconic.runtimes.runtime import Session
 from laconic.tasks.task import Task
+from laconic.tensor import TensorSpec
 
 ADAPTER = TypeAdapter(Graph)
 INTERFACE, TYPICAL = "interface.json", "typical.safetensors"
@@ -181,11 +188,11 @@ def open_original_source(path: Path, artifact: Path, *, builder: str | None = No
     or ArtifactError if there is no artifact.
     """
     manifest = read_manifest(artifact)
+    if is_onnx(path):
+        return open_onnx_original(path, artifact, manifest, Cache())
     made = manifest.source
     keys: dict[str, Any] = {"source": str(path), "task": manifest.task}
-    if is_onnx(path):
-        keys["constants"] = made.get("constants", {})
-    if made.get("kind") == "builder" and not is_onnx(path) and not path.is_dir():
+    if made.get("kind") == "builder" and not path.is_dir():
         if builder is None:
             raise SourceError(
                 f"{path} needs the function that builds its module, and code that an artifact names is not called. "
@@ -199,6 +206,50 @@ def open_original_source(path: Path, artifact: Path, *, builder: str | None = No
         keys |= {"builder": builder, "arguments": made.get("arguments", {}), "inputs": manifest.inputs}
         keys["weights_key"] = made.get("weights_key")
     return open_source(Recipe.parse(keys | {"stages": []}), Cache(), trust=trust)
+
+
+def open_onnx_original(path: Path, artifact: Path, manifest: Manifest, cache: Cache) -> GraphSource:
+    """Open the ONNX file that an artifact was made from as it was opened then: with the sizes and constants that the
+    artifact knows, and its golden inputs as samples."""
+    placement = manifest.placements[0]
+    size = manifest.files[placement.golden].size
+    pairs = read_golden(artifact / placement.golden, size, manifest.inputs, manifest.outputs)
+    constants = manifest.source.get("constants", {})
+    keys = {"source": str(path), "task": manifest.task, "constants": constants, "stages": []}
+    inputs = restore_inputs(path, manifest)
+    with TemporaryDirectory() as folder:
+        samples = Path(folder) / "golden.npz"
+        arrays: Arrays = {}
+        for spec in manifest.inputs:
+            rows = [row for given, _ in pairs for row in given[spec.name]]
+            arrays[spec.name] = np.concatenate([row.reshape(-1) for row in rows])
+            arrays[f"{spec.name}_shapes"] = np.array([row.shape for row in rows], np.int64).reshape(len(rows), -1)
+        np.savez(samples, **arrays)  # type: ignore[arg-type]
+        return open_onnx(path, Recipe.parse(keys | {"inputs": inputs}), samples, cache)
+
+
+def restore_inputs(path: Path, manifest: Manifest) -> list[dict[str, Any]]:
+    """Return the specs of the inputs, with the axes in the order of the file. Those of a batch that
+    is fixed to one row are left to it. Bounds whose lower end is 1 are found anew: the model need not run there."""
+    given = {spec["name"]: spec for spec in manifest.recipe.get("inputs", ())}
+    model = ir.from_proto(read_onnx(path))
+    layouts = infer_layouts(
+        model,
+        path,
+        specs=[TensorSpec(**spec) for spec in given.values()],
+        constants=manifest.source.get("constants", {}),
+    )
+    places = {layout.name: layout.place for layout in layouts if not layout.has_fixed_batch}
+    inputs = []
+    for spec in manifest.inputs:
+        if spec.name in given:
+            inputs.append(given[spec.name])
+        elif spec.name in places:
+            first, *shape = spec.shape
+            shape.insert(places[spec.name], first)
+            bounds = {axis: limits for axis, limits in spec.bounds.items() if limits[0] > 1}
+            inputs.append({"name": spec.name, "dtype": spec.dtype, "shape": shape, "bounds": bounds})
+    return inputs
 
 
 def copy_graph(graph: Graph, folder: Path) -> list[Path]:

@@ -12,7 +12,7 @@ import onnx
 import pytest
 import torch
 import transformers
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from safetensors.torch import save_file
 from test_trust import HOSTILE, places, replaced
 
@@ -235,3 +235,47 @@ def test_a_module_of_ones_own_is_built_again_with_the_arguments_and_inputs_it_wa
     again = ("--original", source, "--builder", builder, "--engine-only", "onnxruntime", "-o", tmp_path / "again")
     code, _, err = laconic("build", made, *again)
     assert code == 0, err
+
+
+def test_an_onnx_file_is_opened_with_the_sizes_and_constants_that_the_artifact_knows(tmp_path, monkeypatch, laconic):
+    """A pyramid whose sides must be multiples of 4, an input with one value, and a state whose batch is not first."""
+    monkeypatch.setenv("LACONIC_CACHE", str(tmp_path / "cache"))
+    rng = np.random.default_rng(0)
+    kernels = {name: rng.normal(size=(8, size, 3, 3)).astype(np.float32) / 8 for name, size in (("v", 3), ("w", 8))}
+    scales = {"factors": np.array([1, 1, 4, 4], np.float32), "u": kernels["w"] * 0.5}
+    nodes = [
+        helper.make_node("Conv", ["x", "v"], ["a"], pads=[1] * 4),
+        helper.make_node("Conv", ["a", "w"], ["b"], pads=[1] * 4, strides=[2, 2]),
+        helper.make_node("Conv", ["b", "u"], ["c"], pads=[1] * 4, strides=[2, 2]),
+        helper.make_node("Resize", ["c", "", "factors"], ["d"], mode="nearest"),
+        helper.make_node("Add", ["a", "d"], ["e"]),
+        helper.make_node("Mul", ["e", "gain"], ["y"]),
+        helper.make_node("Mul", ["state", "gain"], ["state_out"]),
+    ]
+    shapes = {
+        "x": ["N", 3, "h", "w"],
+        "state": [2, "N", 8],
+        "gain": [],
+        "y": ["N", 8, "h", "w"],
+        "state_out": [2, "N", 8],
+    }
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+    initializers = [numpy_helper.from_array(array, name) for name, array in {**kernels, **scales}.items()]
+    graph = helper.make_graph(nodes, "g", infos[:3], infos[3:], initializers)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "p.onnx")
+    images = [rng.normal(size=(3, side, side)).astype(np.float32) for side in (16, 16, 24, 32) * 30]
+    np.savez(
+        tmp_path / "d.npz",
+        x=np.concatenate([image.ravel() for image in images]),
+        x_shapes=np.array([image.shape for image in images]),
+        state=rng.normal(size=(120, 2, 8)).astype(np.float32),
+        gain=np.full(120, 0.5, np.float32),
+    )
+    made, again = tmp_path / "p.laconic", tmp_path / "again.laconic"
+    options = ("--data", tmp_path / "d.npz", "--engine-only", "onnxruntime", "-o", made)
+    code, _, err = laconic("compress", tmp_path / "p.onnx", *options)
+    assert code == 0, err
+    assert Artifact.load(made).manifest.inputs[0].bounds == {"h": (16, 32), "w": (16, 32)}
+    code, _, err = laconic("build", made, "--original", tmp_path / "p.onnx", "--engine-only", "openvino", "-o", again)
+    assert code == 0, err
+    assert Artifact.load(again).manifest.inputs == Artifact.load(made).manifest.inputs

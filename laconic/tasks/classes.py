@@ -69,8 +69,8 @@ def check_names(labels: Iterable[Any]) -> None:
 
 
 def class_names(labels: Iterable[Any]) -> tuple[str, ...]:
-    """Return the classes of a new head: the sorted names, or one class for each number from 0 to the highest, unless
-    the numbers are few and far between, or negative.
+    """Return the classes of a new head: the sorted names, or one class for each number from 0 to the highest, or from 1
+    where that is the lowest, unless the numbers are few and far between, or negative.
 
     Raises DataError for names mixed with numbers, and for fewer than two classes.
     """
@@ -86,7 +86,7 @@ def class_names(labels: Iterable[Any]) -> tuple[str, ...]:
     lowest, *_, highest = sorted(map(int, names))
     if lowest < 0 or highest >= SPARSE * len(names):
         return tuple(sorted(names, key=int))
-    return tuple(map(str, range(highest + 1)))
+    return tuple(map(str, range(1 if lowest == 1 else 0, highest + 1)))
 
 
 class LabelledText(LabelledTask, TextTask):
