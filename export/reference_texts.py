@@ -14,7 +14,7 @@ from laconic.cache import Cache
 from laconic.data.batches import batches
 from laconic.data.dataset import Dataset, Samples
 from laconic.hashing import environment_digest, hash_of
-from laconic.models.encoder_decoder import EncoderDecoder
+from laconic.models.pretrained import WritingModel
 from laconic.models.source import CheckpointSource, Source
 from laconic.progress import Step, Steps
 from laconic.recipes.splits import SampleSplits
@@ -29,7 +29,7 @@ def write_reference_texts(samples: SampleSplits, source: Source, cache: Cache, s
     """Return the same samples, those that a model is to write an answer for with what the original writes, greedily.
     Answers are cached. For any other model, and for samples with targets, nothing changes."""
     module = source.checkpoint.module if isinstance(source, CheckpointSource) else None
-    if not isinstance(module, EncoderDecoder):
+    if not isinstance(module, WritingModel):
         return samples
     calibrate = samples.calibrate.take(CALIBRATED, seed)
     sets = {"calibrate": calibrate, "choose": samples.choose, "probe": samples.probe, "judge": samples.judge}
@@ -48,7 +48,7 @@ def write_reference_texts(samples: SampleSplits, source: Source, cache: Cache, s
     )
 
 
-def add_answers(dataset: Dataset, module: EncoderDecoder, source: Source, cache: Cache, step: Step) -> Dataset:
+def add_answers(dataset: Dataset, module: WritingModel, source: Source, cache: Cache, step: Step) -> Dataset:
     """Return the dataset with the module's answers as targets."""
     key = hash_of("written", source.key, dataset.fingerprint, environment_digest())
     written = cache.arrays(f"written-{key}", lambda: write_answers(dataset, module, source.task, step))["tokens"]
@@ -58,9 +58,9 @@ def add_answers(dataset: Dataset, module: EncoderDecoder, source: Source, cache:
     )
 
 
-def write_answers(dataset: Dataset, module: EncoderDecoder, task: Task, step: Step) -> Arrays:
+def write_answers(dataset: Dataset, module: WritingModel, task: Task, step: Step) -> Arrays:
     """Have the module write an answer for each sample: `tokens` [samples, max_new_tokens] int64, padded."""
-    settings = task.generation
+    settings = task.reference_settings
     assert settings is not None
     tokens = np.full((len(dataset), settings.max_new_tokens), settings.pad_token_id, np.int64)
     for indices, batch in batches(dataset, task, ROWS):

@@ -37,6 +37,7 @@ TASKS = {
     "speech-to-text": "laconic.tasks.speech_to_text:SpeechToText",
     "tensors": "laconic.tasks.tensors:Tensors",
     "causal-lm": "laconic.tasks.causal_lm:CausalLm",
+    "text-generation": "laconic.tasks.text_generation:TextGeneration",
 }
 
 OBJECTIVES = {

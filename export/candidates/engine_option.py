@@ -7,15 +7,15 @@ from pathlib import Path
 
 from export.candidates.reference import REFERENCE, open_reference
 from export.placements.place import place
-from export.placements.rules import PlacementRules, adapt_plan
-from export.placements.split_decoder import has_decoder, split_decoder
+from export.placements.rules import PlacementRules, adapt_plan, keep_compressed
+from export.placements.split_decoder import has_decoder, is_text_decoder, split_decoder
 from laconic import registry
 from laconic.artifacts.artifact import is_installed
 from laconic.errors import MissingPackage, RuntimeFailure, UnsupportedPrecision
 from laconic.hashing import hash_of
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import Plan
-from laconic.runtimes.encoder_decoder_session import open_model
+from laconic.runtimes.model_session import open_model
 from laconic.runtimes.runtime import Compute, Session, make_runtime
 
 
@@ -75,14 +75,14 @@ class EngineOption:
 
     def build(self, graph: Graph, plan: Plan, path: Path) -> None:
         """Write the graph with the plan's Q/DQ nodes, placed by this engine's rules, to `path`; the encoder of an
-        encoder-decoder beside it. Raises RuntimeFailure for one of those on a GPU, or in PyTorch, which would compile
-        a decoder again for every length of its cache."""
+        encoder-decoder beside it. Raises RuntimeFailure for a model that writes texts on a GPU."""
         if has_decoder(graph) and self.runtime not in registry.TARGETS["cpu"]:
             raise RuntimeFailure(
-                f"{self.runtime} does not run encoder-decoders yet. Choose --target cpu, whose engines "
+                f"{self.runtime} does not run models that write texts yet. Choose --target cpu, whose engines "
                 f"{' and '.join(registry.TARGETS['cpu'])} do"
             )
-        place(graph, self.adapt(graph, plan), self._rules, path, self.compute, self._exceeding)
+        rules = keep_compressed(self._rules) if is_text_decoder(graph) else self._rules
+        place(graph, self.adapt(graph, plan), rules, path, self.compute, self._exceeding)
         if has_decoder(graph):
             split_decoder(path)
 

@@ -92,6 +92,12 @@ HALF_OF: Mapping[Compute, Precision] = {"float16": "float16-weight", "bfloat16":
 NOT_QUANTIZED: frozenset[Precision] = HALF | {"float32"}
 
 
+def keep_compressed(rules: PlacementRules) -> PlacementRules:
+    """Return the rules for a language model: each token reads all weights, so that they stay compressed in memory; and
+    attention stays whole, for engines that keep its keys and values in pages."""
+    return replace(rules, weight="dequantize", int4="blocks", attention=False, fused_attention=False)
+
+
 def adapt_plan(
     graph: Graph, plan: Plan, rules: PlacementRules, compute: Compute, overflow: Collection[str] = ()
 ) -> Plan:

@@ -1,6 +1,8 @@
-"""Splitting the graph of an encoder-decoder into two: the encoder runs once, the decoder for each token.
+"""Splitting the graph of a model that writes: an encoder runs once, the decoder for each token, with a cache.
 
-The graph is that of `EncoderDecoder`: source, target and the stacked keys and values of earlier tokens (`past`) to
+The graph of a language model has no encoder, and becomes a decoder alone.
+
+That of an encoder-decoder is the graph of `EncoderDecoder`: source, target and the stacked keys and values of earlier tokens (`past`) to
 the tokens that are likeliest. What depends on the source alone goes to the encoder's file, the keys and values of
 cross-attention among it; all else to the decoder's. Weights go where they are read. In the decoder, each layer's keys
 and values are an input and an output of their own, so that the cache is not stacked and cut at every step.
@@ -19,21 +21,32 @@ from export.passes.rewrite import read_tensors
 from laconic.errors import CaptureError
 from laconic.quantization.graph import Graph
 from laconic.runtimes.encoder_decoder_session import LOGITS, cross_name, encoder_of, past_name, present_name
-from laconic.tasks.decoder_tensors import DECODER_INPUT_IDS, PAST, TARGET_INPUTS, TOKENS
+from laconic.tasks.decoder_tensors import DECODER_INPUT_IDS, PAST, POSITION_IDS, TARGET_INPUTS, TOKENS
 
+IDS, MASK = "input_ids", "attention_mask"
 LATE = frozenset(TARGET_INPUTS)
 """The inputs that the encoder does not read."""
 
 
 def has_decoder(graph: Graph) -> bool:
-    """Return whether a graph is that of an encoder-decoder that writes."""
-    return {spec.name for spec in graph.inputs} >= LATE
+    """Return whether a graph is that of a model that writes, with an encoder or without."""
+    return any(spec.name == PAST for spec in graph.inputs)
+
+
+def is_text_decoder(graph: Graph) -> bool:
+    """Return whether a graph is that of a language model, which writes without an encoder."""
+    names = {spec.name for spec in graph.inputs}
+    return PAST in names and DECODER_INPUT_IDS not in names
 
 
 def split_decoder(path: Path) -> None:
-    """Replace a model file by its decoder, and write its encoder beside it. Raises CaptureError."""
-    encoder, decoder = split_model(onnx.load(path))
+    """Replace a model file by its decoder, and write its encoder beside it if it has one. Raises CaptureError."""
+    model = onnx.load(path)
     path.with_suffix(".data").unlink(missing_ok=True)
+    if not any(value.name == DECODER_INPUT_IDS for value in model.graph.input):
+        save_model(make_text_decoder(model), path)
+        return
+    encoder, decoder = split_model(model)
     save_model(encoder, encoder_of(path))
     save_model(decoder, path)
 
@@ -78,6 +91,34 @@ def split_model(model: ModelProto) -> tuple[ModelProto, ModelProto]:
     for old, new in zip([*border, logits, *presents], [*crossing, *outputs], strict=True):
         rename_value(second.graph, old, new.name)
     return first, second
+
+
+def make_text_decoder(model: ModelProto) -> ModelProto:
+    """Make the decoder of a language model, from tokens and a cache to logits and the cache with them. Raises
+    CaptureError for a graph of another form."""
+    inferred = shape_inference.infer_shapes(model, data_prop=True).graph
+    known = {value.name: value for value in inferred.input}
+    past = known[PAST].type.tensor_type.shape.dim
+    for node in model.graph.node:
+        if node.op_type == "Shape" and (node.input[0] == MASK or (is_first_size(node) and node.input[0] in known)):
+            node.input[0] = IDS
+    presents = separate_cache(model.graph)
+    logits = find_logits({name: node for node in model.graph.node for name in node.output})
+    nodes = collect_nodes(model.graph, [logits, *presents], lambda name: True)
+    if MASK in (read := find_read(nodes)) or len(presents) != past[1].dim_value:
+        raise CaptureError(
+            f"the model reads {len(presents)} of {past[1].dim_value} keys and values from its cache"
+            + (", and its padding" if MASK in read else "")
+        )
+    caches = [describe_cache(past_name(index), "past", past) for index in range(len(presents))]
+    outputs = [
+        helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, ["batch", "seq", "vocabulary"]),
+        *(describe_cache(present_name(index), "whole", past) for index in range(len(presents))),
+    ]
+    decoder = make_part(model, nodes, [known[IDS], known[POSITION_IDS], *caches], outputs)
+    for old, new in zip([logits, *presents], outputs, strict=True):
+        rename_value(decoder.graph, old, new.name)
+    return decoder
 
 
 def rename_description(value: ValueInfoProto, name: str) -> ValueInfoProto:

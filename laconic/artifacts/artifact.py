@@ -38,8 +38,9 @@ from laconic.errors import ArtifactError, CorruptArtifact, MissingPackage, Runti
 from laconic.files import replace_folder
 from laconic.hardware import this_machine
 from laconic.hashing import environment_digest, hash_of
-from laconic.runtimes.encoder_decoder_session import EncoderDecoderSession, encoder_of
+from laconic.runtimes.encoder_decoder_session import encoder_of
 from laconic.runtimes.fake import Fake
+from laconic.runtimes.model_session import is_language_model, open_models
 from laconic.runtimes.runtime import Runtime, Session, make_runtime
 from laconic.tasks.task import Task, open_task
 from laconic.timing.benchmark import measure_speeds
@@ -214,17 +215,14 @@ class Artifact:
         self, engine: Runtime, placement: Placement, count: int = 1, *, threads: int = 1
     ) -> Sequence[Session]:
         """Open sessions of one placement in an engine, whatever they answer: of the model's file, or of both files of
-        an encoder-decoder."""
+        an encoder-decoder. Raises CorruptArtifact for a model that should write and lacks a file for it."""
         model = self.path / placement.model
         open_many = partial(engine.open_many, count=count, threads=threads, compute=placement.compute)
         if (generation := self.task().generation) is None:
             return open_many(model)
-        if (encoder := encoder_of(model)).name not in self.manifest.files:
+        if (encoder := encoder_of(model)).name not in self.manifest.files and not is_language_model(model):
             raise CorruptArtifact(f"{self.path} has no {encoder.name}. Compress the model again")
-        return [
-            EncoderDecoderSession(one, other, model, generation)
-            for one, other in zip(open_many(encoder), open_many(model), strict=True)
-        ]
+        return open_models(model, open_many, generation)
 
     def measure_golden_agreement(self, session: Session, placement: Placement) -> dict[str, float]:
         """Measure how closely a session gives a placement's golden outputs, for each output by name."""

@@ -12,8 +12,8 @@ from transformers.cache_utils import DynamicLayer
 from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
 from laconic.errors import SourceError
-from laconic.models.pretrained import WrappedModel, quiet
-from laconic.tasks.decoder_tensors import GROUPS, CacheShape
+from laconic.models.pretrained import WrappedModel, WritingModel, quiet
+from laconic.tasks.decoder_tensors import GROUPS, PROBABILITIES, TOKENS, CacheShape
 from laconic.tasks.generation_settings import LONGEST, UNSTATED_LENGTH, GenerationSettings, Prompt, as_ids
 
 NEUTRAL = {"encoder_repetition_penalty": 1.0, "guidance_scale": 1.0, "encoder_no_repeat_ngram_size": 0}
@@ -24,7 +24,7 @@ UNSUPPORTED = (
 """Settings of generation_config.json that would change a greedy answer, and that `GenerationSettings` lacks."""
 
 
-class EncoderDecoder(WrappedModel):
+class EncoderDecoder(WrappedModel, WritingModel):
     """The distributions of the next token after each token of a target, and the likeliest ones.
 
     input_ids, attention_mask: the source, [batch, seq] int64. decoder_input_ids, decoder_attention_mask: the target
@@ -54,23 +54,12 @@ class EncoderDecoder(WrappedModel):
         past: Tensor,
     ) -> dict[str, Tensor]:
         logits = self.logits(
-            make_cache(past),
+            EncoderDecoderCache(make_cache(past), DynamicCache()),
             input_ids=input_ids,
             attention_mask=attention_mask,
             decoder_input_ids=decoder_input_ids,
         )
-        return self.describe(logits, decoder_attention_mask)
-
-    @staticmethod
-    def describe(logits: Tensor, decoder_attention_mask: Tensor) -> dict[str, Tensor]:
-        """Return the outputs, by the logits of the token after each of the target's, [batch, target, vocabulary]."""
-        probabilities = logits.softmax(dim=-1)
-        if probabilities.shape[-1] > GROUPS:
-            spare = -probabilities.shape[-1] % GROUPS
-            shape = (*probabilities.shape[:2], -1, GROUPS)
-            probabilities = functional.pad(probabilities, (0, spare)).reshape(shape).sum(dim=-2)
-        filled = decoder_attention_mask.unsqueeze(-1).to(probabilities.dtype)
-        return {"probabilities": probabilities * filled, "tokens": logits.argmax(dim=-1)}
+        return describe_logits(logits, decoder_attention_mask)
 
     @torch.inference_mode()
     def generate(self, source: Mapping[str, Tensor], generation: GenerationSettings) -> Tensor:
@@ -81,6 +70,20 @@ class EncoderDecoder(WrappedModel):
         with quiet():
             written: Tensor = model.generate(**source, num_beams=1, do_sample=False, use_cache=True, **settings)
         return written[:, 1:]
+
+
+def describe_logits(logits: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    """Return the outputs of a model that writes, by the logits of the token after each, [batch, tokens, vocabulary].
+
+    mask: 1 where the distribution is wanted, [batch, tokens] int64; it is zeros elsewhere.
+    """
+    probabilities = logits.softmax(dim=-1)
+    if probabilities.shape[-1] > GROUPS:
+        spare = -probabilities.shape[-1] % GROUPS
+        shape = (*probabilities.shape[:2], -1, GROUPS)
+        probabilities = functional.pad(probabilities, (0, spare)).reshape(shape).sum(dim=-2)
+    wanted = mask.unsqueeze(-1).to(probabilities.dtype)
+    return {PROBABILITIES: probabilities * wanted, TOKENS: logits.argmax(dim=-1)}
 
 
 class SpeechWriter(EncoderDecoder):
@@ -102,7 +105,9 @@ class SpeechWriter(EncoderDecoder):
         self, input_features: Tensor, decoder_input_ids: Tensor, decoder_attention_mask: Tensor, past: Tensor
     ) -> dict[str, Tensor]:
         inputs = {"input_features": input_features, "decoder_input_ids": decoder_input_ids}
-        return self.describe(self.logits(make_cache(past), **inputs), decoder_attention_mask)
+        return describe_logits(
+            self.logits(EncoderDecoderCache(make_cache(past), DynamicCache()), **inputs), decoder_attention_mask
+        )
 
     @torch.inference_mode()
     def generate(self, source: Mapping[str, Tensor], generation: GenerationSettings) -> Tensor:
@@ -133,15 +138,16 @@ def select_settings(generation: GenerationSettings) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value != []}
 
 
-def make_cache(past: Tensor) -> EncoderDecoderCache:
-    """Make the cache of transformers that holds these keys and values. past: as `EncoderDecoder` takes it."""
+def make_cache(past: Tensor) -> DynamicCache:
+    """Make the cache of transformers that holds these keys and values of self-attention. past: [batch, 2 layers, heads,
+    past, width], key and value of each layer in turn."""
     cache = DynamicCache()
     for index in range(0, past.shape[1], 2):
         layer = DynamicLayer()
         layer.keys, layer.values = past.select(1, index), past.select(1, index + 1)
         layer.dtype, layer.device, layer.is_initialized = past.dtype, past.device, True
         cache.layers.append(layer)
-    return EncoderDecoderCache(cache, DynamicCache())
+    return cache
 
 
 def find_cache_shape(model: Any, source: Mapping[str, Tensor], start: int, origin: Path) -> CacheShape:

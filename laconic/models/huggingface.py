@@ -25,7 +25,7 @@ from laconic.models.image_processor import open_processor, read_preprocess
 from laconic.models.language_model import LanguageModel, MaskedLanguageModel, check_causal, check_masked
 from laconic.models.model_folder import read_source_json, refuse_foreign
 from laconic.models.object_detector import ObjectDetector, check_sides, read_scoring
-from laconic.models.pretrained import ENCODER, Loaded, class_config
+from laconic.models.pretrained import ENCODER, Loaded, WritingModel, class_config
 from laconic.models.processors import (
     find_mask_id,
     read_chat_template,
@@ -35,6 +35,7 @@ from laconic.models.processors import (
     resolve_task,
 )
 from laconic.models.speech import SpeechModel
+from laconic.models.text_decoder import TextDecoder, find_text_cache_shape, read_text_generation
 from laconic.models.task_inference import check_head, infer_task, match_architecture, pretrained_tasks
 from laconic.models.towers import ImageEmbedder, ImageTower, TextTower, ignores_padding
 from laconic.models.wrappers import MASKED, SPEECH, WRAPPERS, wrap
@@ -149,7 +150,7 @@ def load(folder: Path, *, task: str | None, trust: bool, labels: Sequence[str] =
         size += sum(path.stat().st_size for path in sentence.weights)
     embedders = (TextEmbedder, ImageEmbedder, ImageTower, TextTower)
     output = "embedding" if isinstance(module, embedders) else "logits"
-    output = PROBABILITIES if isinstance(module, EncoderDecoder) else output
+    output = PROBABILITIES if isinstance(module, WritingModel) else output
     return Loaded(module, made, output, opened.source, size, tuple(files))
 
 
@@ -185,6 +186,11 @@ def read_preprocessing(opened: ModelFolder, model: Any, module: nn.Module) -> Pr
         activation=read_activation(opened.config),
         mask_id=opened.source.get("mask_id"),
     )
+    if isinstance(module, TextDecoder):
+        generation = read_text_generation(model, pad_id, made.start_id, made.end_id)
+        return replace(
+            made, generation=generation, cache_shape=find_text_cache_shape(model, made.start_id, opened.path)
+        )
     if not isinstance(module, EncoderDecoder):
         return made
     return add_generation(made, model, {"input_ids": torch.tensor([[made.start_id]])}, opened.path)

@@ -1,17 +1,19 @@
 """Models of transformers as they are built and wrapped, without the weights of a folder."""
 
 import inspect
-from collections.abc import Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import transformers
-from torch import nn
+from torch import Tensor, nn
 from transformers.utils import logging as transformers_logging
 
 if TYPE_CHECKING:
+    from laconic.tasks.generation_settings import GenerationSettings
     from laconic.tasks.task import Task
 
 
@@ -86,6 +88,15 @@ class WrappedModel(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
+
+
+class WritingModel(nn.Module):
+    """A module that also writes texts, token by token."""
+
+    @abstractmethod
+    def generate(self, source: Mapping[str, Tensor], generation: "GenerationSettings") -> Tensor:
+        """Return the greedy answers of transformers, without the tokens that they follow: [batch, tokens] int64, padded
+        on the right. source: what a server takes, by name."""
 
 
 @dataclass(frozen=True)

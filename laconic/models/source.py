@@ -7,7 +7,7 @@ from typing import Any
 
 from laconic.hashing import digest_own_code, hash_of
 from laconic.models.checkpoint import Checkpoint
-from laconic.models.encoder_decoder import EncoderDecoder
+from laconic.models.pretrained import WritingModel
 from laconic.models.torch_session import TorchSession, WritingSession
 from laconic.quantization.graph import EXACTNESS, Graph
 from laconic.runtimes.runtime import Session, make_runtime
@@ -58,7 +58,7 @@ class CheckpointSource(Source):
 
     def open(self, threads: int) -> Session:
         module, inputs, outputs = self.checkpoint.module, self.checkpoint.inputs, self.checkpoint.outputs
-        kind = WritingSession if isinstance(module, EncoderDecoder) else TorchSession
+        kind = WritingSession if isinstance(module, WritingModel) else TorchSession
         return kind(module, inputs, outputs, threads)
 
     def with_checkpoint(self, checkpoint: Checkpoint) -> "CheckpointSource":

@@ -8,7 +8,7 @@ from torch import nn
 
 from laconic.arrays import Array, Arrays
 from laconic.errors import RuntimeFailure
-from laconic.models.encoder_decoder import EncoderDecoder
+from laconic.models.pretrained import WritingModel
 from laconic.models.signature import call
 from laconic.runtimes.runtime import Session
 from laconic.tasks.decoder_tensors import NEW_TOKENS, SEQUENCES
@@ -48,7 +48,7 @@ class WritingSession(TorchSession):
         if NEW_TOKENS not in inputs:
             return super().run(inputs)
         source = {name: torch.from_numpy(array) for name, array in inputs.items() if name != NEW_TOKENS}
-        assert isinstance(self.module, EncoderDecoder)
+        assert isinstance(self.module, WritingModel)
         with use_threads(self.threads):
             written = self.module.generate(source, GenerationSettings.of_length(int(inputs[NEW_TOKENS])))
         return {SEQUENCES: written.numpy()}

@@ -22,6 +22,7 @@ from laconic.models.object_detector import ObjectDetector
 from laconic.models.pretrained import ENCODER, WrappedModel, model_class, model_options, quiet
 from laconic.models.processors import resolve_task
 from laconic.models.speech import SpeechModel
+from laconic.models.text_decoder import TextDecoder
 from laconic.models.towers import ImageEmbedder, ImageTower, TextTower, has_towers
 
 MASKED = "AutoModelForMaskedLM"
@@ -80,6 +81,11 @@ def wrap_encoder(model: Any, source: Mapping[str, Any]) -> nn.Module:
     return ImageEmbedder(model)
 
 
+def wrap_language_model(model: Any, source: Mapping[str, Any]) -> nn.Module:
+    """Wrap a causal language model, by whether its task is to write."""
+    return TextDecoder(model) if resolve_task(source["task"]).writes else LanguageModel(model)
+
+
 WRAPPERS: dict[str, Callable[[Any, Mapping[str, Any]], nn.Module]] = {
     ENCODER: wrap_encoder,
     "AutoModelForSequenceClassification": lambda model, source: TextClassifier(model),
@@ -91,7 +97,7 @@ WRAPPERS: dict[str, Callable[[Any, Mapping[str, Any]], nn.Module]] = {
     "AutoModelForTokenClassification": lambda model, source: TokenClassifier(model),
     "AutoModelForQuestionAnswering": lambda model, source: QuestionAnswerer(model),
     MASKED: lambda model, source: MaskedLanguageModel(model, int(source["mask_id"])),
-    "AutoModelForCausalLM": lambda model, source: LanguageModel(model),
+    "AutoModelForCausalLM": wrap_language_model,
     "AutoModelForSeq2SeqLM": lambda model, source: EncoderDecoder(model),
     "AutoModelForSpeechSeq2Seq": lambda model, source: SpeechWriter(model),
 }

@@ -6,14 +6,14 @@ target's earlier tokens, as `past.0`, ..., key and value of each layer in turn. 
 `present.0`, ... the keys and values with those of the new tokens.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from laconic.arrays import Array, Arrays
 from laconic.errors import RuntimeFailure
-from laconic.runtimes.onnx_file import read_inputs
+from laconic.runtimes.onnx_file import GraphInput, read_inputs
 from laconic.runtimes.runtime import Kernel, Session
 from laconic.tasks.decoder_tensors import (
     DECODER_ATTENTION_MASK,
@@ -52,13 +52,23 @@ def present_name(index: int) -> str:
     return f"present.{index}"
 
 
-def open_model(
-    model: Path, open_file: Callable[[Path], Session], generation: GenerationSettings | None = None
-) -> Session:
-    """Open a model file, and the encoder beside it if there is one. open_file: opens one file in an engine."""
-    if not encoder_of(model).is_file():
-        return open_file(model)
-    return EncoderDecoderSession(open_file(encoder_of(model)), open_file(model), model, generation)
+def read_file_inputs(model: Path) -> list[GraphInput]:
+    """Read the inputs of a model file. Raises RuntimeFailure for one that does not read."""
+    try:
+        return read_inputs(model)
+    except (OSError, ValueError) as error:
+        raise RuntimeFailure(f"{model} does not read: {error}") from error
+
+
+def find_cache(inputs: Sequence[GraphInput], tokens: str, model: Path) -> list[tuple[int, int]]:
+    """Find the heads and the width of a head of each part of a decoder's cache, by its inputs. tokens: the name of the
+    input of tokens. Raises RuntimeFailure for a file without them."""
+    shapes = {each.name: each.shape for each in inputs}
+    layers = [shapes[name] for name in map(past_name, range(len(shapes))) if name in shapes]
+    cache = [(int(shape[1]), int(shape[3])) for shape in layers if len(shape) == 4]
+    if not layers or len(cache) < len(layers) or tokens not in shapes:
+        raise RuntimeFailure(f"{model} is no decoder with a cache. Compress the model again")
+    return cache
 
 
 class EncoderDecoderSession(Session):
@@ -76,15 +86,8 @@ class EncoderDecoderSession(Session):
         self.encoder = encoder
         self.decoder = decoder
         self.generation = generation
-        try:
-            self._inputs = read_inputs(model)
-        except (OSError, ValueError) as error:
-            raise RuntimeFailure(f"{model} does not read: {error}") from error
-        shapes = {each.name: each.shape for each in self._inputs}
-        layers = [shapes[name] for name in map(past_name, range(len(shapes))) if name in shapes]
-        self._cache = [(shape[1], shape[3]) for shape in layers if len(shape) == 4]
-        if not layers or len(self._cache) < len(layers) or DECODER_INPUT_IDS not in shapes:
-            raise RuntimeFailure(f"{model} is no decoder with a cache. Compress the model again")
+        self._inputs = read_file_inputs(model)
+        self._cache = find_cache(self._inputs, DECODER_INPUT_IDS, model)
 
     def run(self, inputs: Mapping[str, Array]) -> Arrays:
         encoded = self.encode({name: inputs[name] for name in inputs if name not in NOT_SOURCE})
@@ -147,6 +150,6 @@ class EncoderDecoderSession(Session):
     def _empty(self, rows: int) -> Arrays:
         """Return the keys and values of no tokens."""
         return {
-            past_name(index): np.zeros((rows, int(heads), 0, int(width)), np.float32)
+            past_name(index): np.zeros((rows, heads, 0, width), np.float32)
             for index, (heads, width) in enumerate(self._cache)
         }

@@ -125,6 +125,8 @@ class OpenVino(Runtime):
             # The default cache keeps 5000 kernels generated for input shapes: 559 MB after 110 shapes of MiniLM. With
             # a small one it is 404 MB, and as fast.
             "CPU_RUNTIME_CACHE_CAPACITY": "16",
+            # Else the engine quantizes the activations of products with compressed weights, without being asked.
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
         }
         try:
             graph = core().read_model(model)

@@ -26,6 +26,9 @@ class CheckpointLoading(NamedTask):
     has_class_head: ClassVar[bool] = False
     """Whether the model's outputs depend on the labels, so that other labels need a new head."""
 
+    writes: ClassVar[bool] = False
+    """Whether the model writes its answers token by token."""
+
     problem_type: ClassVar[str | None] = None
     """What the config.json of a new head says of its labels; None where it says nothing."""
 

@@ -13,6 +13,8 @@ PAST = "past"
 """The keys and values of earlier tokens in the decoder's self-attention, [batch, 2 layers, heads, past, width] float32,
 key and value of each layer in turn; and their free axis."""
 TARGET_INPUTS = (DECODER_INPUT_IDS, DECODER_ATTENTION_MASK, PAST)
+POSITION_IDS = "position_ids"
+"""The place of each token in its text, counted from 0, [batch, seq] int64."""
 NEW_TOKENS = "new_tokens"
 """How many tokens are written where writing is timed, in place of a target: a number, int64 []."""
 

@@ -55,6 +55,7 @@ class WrittenText(Task):
     objective = "target-tokens"
     labels_alike = False
     has_logits = False
+    writes = True
     tokenizer: Tokenizer
     vocabulary: int
     settings: GenerationSettings
@@ -66,6 +67,11 @@ class WrittenText(Task):
     @property
     def generation(self) -> GenerationSettings:
         """How answers are written."""
+        return self.settings
+
+    @property
+    def reference_settings(self) -> GenerationSettings:
+        """How the original writes the answers that others are compared with."""
         return self.settings
 
     @staticmethod

@@ -1,0 +1,92 @@
+"""A language model with a cache as a session: it runs targets, or writes answers token by token.
+
+The model file reads `input_ids` and `position_ids`, [batch, seq] int64, and the keys and values of earlier tokens as
+`past.0`, ..., key and value of each layer in turn, [batch, heads, past, width] float32. It returns the logits, [batch,
+seq, vocabulary], and as `present.0`, ... the keys and values with those of the new tokens.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from laconic.arrays import Array, Arrays
+from laconic.errors import RuntimeFailure
+from laconic.runtimes.encoder_decoder_session import LOGITS, find_cache, past_name, present_name, read_file_inputs
+from laconic.runtimes.runtime import Kernel, Session
+from laconic.tasks.decoder_tensors import (
+    NEW_TOKENS,
+    POSITION_IDS,
+    PROBABILITIES,
+    SEQUENCES,
+    TOKENS,
+    group_probabilities,
+)
+from laconic.tasks.generation_settings import GenerationSettings
+
+
+class DecoderSession(Session):
+    """Runs targets (teacher forcing), or writes them.
+
+    With `position_ids` among the inputs it returns what `TextDecoder` does, for an empty past; without, the tokens that
+    it writes greedily after each prompt, as `sequences` [batch, max_new_tokens] int64, padded behind the end token.
+    With `new_tokens` it writes so many, to be timed.
+    """
+
+    def __init__(self, decoder: Session, model: Path, generation: GenerationSettings | None = None) -> None:
+        """model: the decoder's file. generation: without it, the session writes nothing."""
+        self.decoder = decoder
+        self.generation = generation
+        self._cache = find_cache(read_file_inputs(model), "input_ids", model)
+
+    def run(self, inputs: Mapping[str, Array]) -> Arrays:
+        ids, mask = inputs["input_ids"], inputs["attention_mask"]
+        if POSITION_IDS in inputs:
+            logits = self.decode(ids, inputs[POSITION_IDS], self._empty(len(ids)))[LOGITS]
+            return {PROBABILITIES: group_probabilities(logits) * mask[..., None], TOKENS: logits.argmax(axis=-1)}
+        settings = GenerationSettings.of_length(int(inputs[NEW_TOKENS])) if NEW_TOKENS in inputs else self.generation
+        if settings is None:
+            raise RuntimeFailure("nothing says how this model writes. Give it position_ids")
+        sequences = np.full((len(ids), settings.max_new_tokens), settings.pad_token_id, np.int64)
+        # Prompts of one length are written together, so that no row has padding between its tokens.
+        lengths = ids.shape[1] - mask[:, ::-1].argmax(axis=1)
+        for length in np.unique(lengths):
+            rows = np.flatnonzero(lengths == length)
+            written = self._write(ids[rows, :length], settings)
+            sequences[rows, : written.shape[1]] = written
+        return {SEQUENCES: sequences}
+
+    def decode(self, ids: Array, places: Array, past: Arrays) -> Arrays:
+        """Run the next tokens: the logits, and the keys and values of all tokens so far. past: of earlier ones."""
+        return self.decoder.run({"input_ids": ids, POSITION_IDS: places, **past})
+
+    def kernels(self) -> list[Kernel]:
+        return self.decoder.kernels()
+
+    def close(self) -> None:
+        self.decoder.close()
+
+    def _write(self, prompts: Array, settings: GenerationSettings) -> Array:
+        """Write what follows prompts of one length: [batch, tokens] int64, at most max_new_tokens."""
+        rows, length = prompts.shape
+        written = np.full((rows, 1), settings.decoder_start_token_id, np.int64)
+        ended = np.zeros(rows, bool)
+        past, ids = self._empty(rows), prompts
+        while written.shape[1] <= settings.max_new_tokens and not ended.all():
+            stop = length + written.shape[1] - 1
+            places = np.broadcast_to(np.arange(stop - ids.shape[1], stop), ids.shape)
+            outputs = self.decode(ids, np.ascontiguousarray(places), past)
+            tokens = settings.choose(outputs[LOGITS][:, -1], written)
+            tokens[ended] = settings.pad_token_id
+            ended |= np.isin(tokens, settings.eos_token_id)
+            past = {past_name(index): outputs[present_name(index)] for index in range(len(self._cache))}
+            ids = tokens[:, None]
+            written = np.concatenate([written, ids], axis=1)
+        return written[:, 1:]
+
+    def _empty(self, rows: int) -> Arrays:
+        """Return the keys and values of no tokens."""
+        return {
+            past_name(index): np.zeros((rows, heads, 0, width), np.float32)
+            for index, (heads, width) in enumerate(self._cache)
+        }

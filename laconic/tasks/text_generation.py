@@ -1,0 +1,219 @@
+"""Text generation: a prompt or a chat to the text that a causal language model writes after it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self, Unpack
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from laconic.arrays import Array, Arrays
+from laconic.errors import CorruptArtifact
+from laconic.tasks.agreement import Agreement, share_of
+from laconic.tasks.answer_comparison import Labels
+from laconic.tasks.assets import PREPROCESS, read_asset
+from laconic.tasks.causal_lm import CHAT, COMPLETION, MESSAGES, PROMPT, CausalLm
+from laconic.tasks.chat_template import ChatTemplate, MarkedText
+from laconic.tasks.decoder_tensors import (
+    NEW_TOKENS,
+    PAST,
+    POSITION_IDS,
+    PROBABILITIES,
+    SEQUENCES,
+    TOKENS,
+    CacheShape,
+)
+from laconic.tasks.generation_settings import GenerationSettings
+from laconic.tasks.preprocessing import Preprocessing, TextOptions
+from laconic.tasks.text import Tokens
+from laconic.tasks.text2text_generation import TargetedText
+from laconic.tasks.token_positions import find_filled, fit_positions
+from laconic.tasks.training_needs import HealingLoss
+from laconic.tasks.written_text import TIMED_TOKENS, TOKENS_LEAST, WrittenText
+from laconic.tensor import BATCH, TensorSpec
+
+INPUTS = ("input_ids", "attention_mask", POSITION_IDS, PAST)
+SERVED = ("input_ids", "attention_mask")
+PROMPT_TOKENS = 64
+"""Tokens of a text without a marked answer that are its prompt."""
+COMPARED_TOKENS = 32
+"""Tokens of an answer that are compared, and that the original writes where samples have no answers."""
+
+
+class TextGeneration(WrittenText, CausalLm):
+    """A sample is a text, of which the first tokens are the prompt; a chat; or a prompt with its completion.
+
+    What follows the prompt, its target, is the marked answer, the last one of a chat; where none is marked, what the
+    original writes greedily. The distributions of the next token along the target are compared.
+    """
+
+    name = "text-generation"
+    columns = (MESSAGES, PROMPT, COMPLETION)
+    objective = "next-token"
+    architectures = ()
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        inputs: tuple[TensorSpec, ...],
+        *,
+        generation: GenerationSettings,
+        start_id: int,
+        end_id: int | None = None,
+        chat: ChatTemplate | None = None,
+        **options: Unpack[TextOptions],
+    ) -> None:
+        CausalLm.__init__(self, tokenizer, inputs, start_id=start_id, end_id=end_id, chat=chat, **options)
+        self.settings = generation
+
+    @classmethod
+    def from_preprocessing(cls, preprocessing: Preprocessing) -> Self:
+        generation = preprocessing.generation or GenerationSettings(decoder_start_token_id=preprocessing.start_id)
+        return cls(
+            preprocessing.tokenizer,
+            describe_inputs(preprocessing.max_tokens, preprocessing.cache_shape),
+            generation=generation,
+            start_id=preprocessing.start_id,
+            end_id=preprocessing.end_id,
+            chat=preprocessing.chat,
+            **preprocessing.text_options,
+        )
+
+    @classmethod
+    def from_assets(cls, folder: Path, inputs: tuple[TensorSpec, ...]) -> Self:
+        if tuple(spec.name for spec in inputs) != INPUTS:
+            raise CorruptArtifact(f"{folder} has other inputs than a language model. Compress the model again")
+        preprocess = read_asset(folder, PREPROCESS)
+        chat = ChatTemplate(**read_asset(folder, CHAT)) if (folder / CHAT).is_file() else None
+        generation = cls.read_generation(folder)
+        return cls(cls.read_tokenizer(folder), inputs, **preprocess, generation=generation, chat=chat)
+
+    def assets(self) -> dict[str, bytes]:
+        return CausalLm.assets(self) | self.pack_generation()
+
+    def limit_ids(self, count: int) -> None:
+        CausalLm.limit_ids(self, count)
+        self.check_generation(count)
+
+    @property
+    def reference_settings(self) -> GenerationSettings:
+        most = min(self.settings.max_new_tokens, COMPARED_TOKENS)
+        return self.settings.model_copy(update={"max_new_tokens": most})
+
+    def served_inputs(self) -> tuple[TensorSpec, ...]:
+        return tuple(spec for spec in self.inputs if spec.name in SERVED)
+
+    def has_target(self, sample: Any) -> bool:
+        return isinstance(sample, (TargetedText, MarkedText))
+
+    def with_answers(self, samples: Sequence[Any], written: Array) -> list[Any]:
+        return [TargetedText(text, self.cut(ids)) for text, ids in zip(samples, written.tolist(), strict=True)]
+
+    def divide(self, samples: Sequence[Any]) -> list[tuple[list[int], list[int]]]:
+        """Return the tokens of each sample's prompt, and those that follow it; none where nothing is marked."""
+        texts = [sample for sample in samples if not isinstance(sample, Tokens)]
+        tokenized = iter(self.tokenize(texts))
+        return [
+            (list(sample.ids), []) if isinstance(sample, Tokens) else self._divide(sample, *next(tokenized))
+            for sample in samples
+        ]
+
+    def _divide(self, sample: Any, ids: Array, learned: Array) -> tuple[list[int], list[int]]:
+        if not isinstance(sample, MarkedText):
+            written = list(getattr(sample, "target", ()))
+            ended = len(ids) and ids[-1] == self.end_id and not self._is_end_read(sample)
+            prompt = ids[: len(ids) - ended].tolist()
+            return prompt[:PROMPT_TOKENS] or [self.start_id], written[:COMPARED_TOKENS]
+        stop = len(learned) - int(learned[::-1].argmax())
+        start = stop - int(np.append(~learned[:stop][::-1], True).argmax())
+        room = max(1, self.max_tokens - COMPARED_TOKENS)
+        prompt = ids[max(0, start - room) : start].tolist()
+        return prompt or [self.start_id], ids[start : min(stop, start + COMPARED_TOKENS)].tolist()
+
+    def _is_end_read(self, sample: str) -> bool:
+        """Return whether a text itself ends with the end token, which `tokenize` appends to any other."""
+        return self.encode_texts([sample])[0].ids[-1:] == [self.end_id]
+
+    def encode(self, samples: Any) -> Arrays:
+        """Encode prompts with all but the last token of their targets. The mask is 1 at tokens that those of the target
+        follow; without a target, at the last one of the prompt."""
+        parts = self.divide(samples)
+        batch = CausalLm.encode(self, [Tokens((*prompt, *target[:-1])) for prompt, target in parts])
+        ids, mask = batch["input_ids"], np.zeros_like(batch["attention_mask"])
+        for row, (prompt, target) in enumerate(parts):
+            mask[row, len(prompt) - 1 : len(prompt) - 1 + max(1, len(target))] = 1
+        return {"input_ids": ids, "attention_mask": mask, **self.encode_places(ids, 0, 0)}
+
+    def encode_request(self, sample: Any) -> Arrays:
+        """Encode a whole prompt, which is not cut as those of samples in files are."""
+        return CausalLm.encode(self, [sample])
+
+    def encode_places(self, ids: Array, past: int, seed: int) -> Arrays:
+        """Return the places of tokens behind `past` others, and random keys and values for those. ids: [batch, seq]."""
+        rows, length = ids.shape
+        places = np.broadcast_to(np.arange(past, past + length), ids.shape)
+        shape = self.shape_past(rows, past)
+        keys = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+        return {POSITION_IDS: places.astype(np.int64), PAST: keys}
+
+    def typical(self, batch: int, length: int, seed: int = 0) -> Arrays:
+        return self.sample_inputs({BATCH: batch, "seq": length}, seed)
+
+    def sample_inputs(self, sizes: Mapping[str, int], seed: int = 0) -> Arrays:
+        past = min(sizes.get(PAST, 0), self.max_tokens - 1)
+        length = min(sizes.get("seq", 1), self.max_tokens - past)
+        drawn = CausalLm.typical(self, sizes.get(BATCH, 1), length, seed)
+        return drawn | self.encode_places(drawn["input_ids"], past, seed)
+
+    def timed(self, batch: int, length: int) -> Arrays:
+        """Make prompts after which TIMED_TOKENS are written."""
+        drawn = self.typical(batch, length)
+        return {name: drawn[name] for name in SERVED} | {NEW_TOKENS: np.array(TIMED_TOKENS)}
+
+    def check_values(self, inputs: Arrays) -> None:
+        CausalLm.check_values(self, {name: array for name, array in inputs.items() if name in SERVED})
+
+    def agreements(self, reference: Arrays, candidate: Arrays, labels: Labels = None) -> Iterator[Agreement]:
+        """Compare the likeliest tokens along the targets: the share that is the same; how far a target is the same from
+        its start on; and the exponential of minus the Kullback-Leibler divergence of the two distributions."""
+        expected, filled = reference[TOKENS], find_filled(reference[PROBABILITIES])
+        actual = fit_positions(candidate[TOKENS][..., None], expected.shape[1])[..., 0]
+        same = (expected == actual) | ~filled
+        yield share_of(int((same & filled).sum()), int(filled.sum()), "agreement", TOKENS_LEAST)
+        kept = np.logical_and.accumulate(same, axis=1) & filled
+        yield Agreement("prefix_kept", float((kept.sum(axis=1) / filled.sum(axis=1).clip(min=1)).mean()))
+        yield Agreement("exp_minus_kl", float(np.exp(-measure_divergence(reference, candidate).mean())))
+
+    def decode(self, outputs: Arrays, samples: Sequence[Any]) -> list[Any]:
+        """Return the text that was written after each prompt; of a target the likeliest tokens."""
+        if SEQUENCES in outputs:
+            return super().decode(outputs, samples)
+        filled = find_filled(outputs[PROBABILITIES])
+        return [{"text": self.write(row[keep].tolist())} for row, keep in zip(outputs[TOKENS], filled, strict=True)]
+
+    def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:
+        return CausalLm.healing_losses(self, layers=layers)
+
+
+def describe_inputs(longest: int, cache: CacheShape) -> tuple[TensorSpec, ...]:
+    """Return the inputs of a language model with a cache, for texts of at most `longest` tokens."""
+    layers, heads, width = cache
+    bounds = {"seq": (1, longest)}
+    read = (TensorSpec(name=name, dtype="int64", shape=(BATCH, "seq"), bounds=bounds) for name in INPUTS[:-1])
+    shape = (BATCH, layers, heads, PAST, width)
+    return (*read, TensorSpec(name=PAST, dtype="float32", shape=shape, bounds={PAST: (0, longest)}))
+
+
+LEAST = 1e-9
+"""The least probability that a divergence is taken of."""
+
+
+def measure_divergence(reference: Arrays, candidate: Arrays) -> Array:
+    """Measure the Kullback-Leibler divergence of the candidate's distributions from the reference's over groups of
+    tokens, the mean along each target: [samples], in nats. It is at most that over tokens."""
+    expected = reference[PROBABILITIES].astype(np.float64)
+    actual = fit_positions(candidate[PROBABILITIES], expected.shape[1]).astype(np.float64)
+    filled = find_filled(expected)
+    terms = expected * (np.log(expected.clip(min=LEAST)) - np.log(actual.clip(min=LEAST)))
+    sums = terms.sum(axis=-1) * filled
+    return np.asarray(sums.sum(axis=1) / filled.sum(axis=1).clip(min=1))
