@@ -35,8 +35,8 @@ from laconic.models.processors import (
     resolve_task,
 )
 from laconic.models.speech import SpeechModel
-from laconic.models.text_decoder import TextDecoder, find_text_cache_shape, read_text_generation
 from laconic.models.task_inference import check_head, infer_task, match_architecture, pretrained_tasks
+from laconic.models.text_decoder import TextDecoder, find_text_cache_shape, read_text_generation
 from laconic.models.towers import ImageEmbedder, ImageTower, TextTower, ignores_padding
 from laconic.models.wrappers import MASKED, SPEECH, WRAPPERS, wrap
 from laconic.tasks.checkpoint_loading import count_outputs

@@ -1,6 +1,7 @@
 """Text generation: a prompt or a chat to the text that a causal language model writes after it."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Self, Unpack
 
@@ -107,7 +108,11 @@ class TextGeneration(WrittenText, CausalLm):
         return isinstance(sample, (TargetedText, MarkedText))
 
     def with_answers(self, samples: Sequence[Any], written: Array) -> list[Any]:
-        return [TargetedText(text, self.cut(ids)) for text, ids in zip(samples, written.tolist(), strict=True)]
+        return [TargetedText(text, self._cut_known(ids)) for text, ids in zip(samples, written.tolist(), strict=True)]
+
+    def _cut_known(self, ids: list[int]) -> list[int]:
+        """Return an answer up to the first token that the tokenizer lacks: embeddings are often padded with some."""
+        return self.cut(list(takewhile(lambda each: each < self.vocabulary, ids)))
 
     def divide(self, samples: Sequence[Any]) -> list[tuple[list[int], list[int]]]:
         """Return the tokens of each sample's prompt, and those that follow it; none where nothing is marked."""
