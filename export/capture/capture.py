@@ -12,6 +12,7 @@ from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import torch
 from torch.export import Dim
@@ -25,9 +26,11 @@ from laconic.arrays import Arrays
 from laconic.errors import CaptureError, RuntimeFailure
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.signature import bind, call, probe_sizes
+from laconic.models.text_decoder import TextDecoder
 from laconic.models.torch_session import TorchSession
 from laconic.quantization.graph import Graph
 from laconic.runtimes.onnxruntime import OnnxRuntime
+from laconic.tasks.decoder_tensors import PAST
 from laconic.tensor import BATCH, TensorSpec
 
 QUIET = ("torch.onnx", "torch.export", "torch.fx.experimental.symbolic_shapes", "onnx_ir", "onnxscript")
@@ -151,9 +154,18 @@ def make_parity_inputs(checkpoint: Checkpoint) -> Iterator[Arrays]:
         sizes[BATCH] = batch
         for axis, (low, high) in bounds.items():
             sizes[axis] = min(low + sizes[axis] - 1, high)
-        yield checkpoint.task.sample_inputs(sizes, seed=batch)
+        yield with_true_past(checkpoint, checkpoint.task.sample_inputs(sizes, seed=batch))
     if checkpoint.task.padding:
         yield checkpoint.task.encode(checkpoint.task.examples(3))
+
+
+def with_true_past(checkpoint: Checkpoint, inputs: Arrays) -> Arrays:
+    """Return the inputs of a language model with the keys and values of tokens, those of the inputs repeated, in the
+    place of random ones. With these, rounding alone changed outputs of SmolLM2-135M by 3e-4 of the largest."""
+    if not isinstance(checkpoint.module, TextDecoder) or not (length := inputs[PAST].shape[3]):
+        return inputs
+    ids = torch.from_numpy(np.resize(inputs["input_ids"], (len(inputs["input_ids"]), length)))
+    return inputs | {PAST: checkpoint.module.compute_past(ids).numpy()}
 
 
 def describe_failure(error: BaseException) -> str:

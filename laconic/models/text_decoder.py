@@ -36,6 +36,12 @@ class TextDecoder(LanguageModel, WritingModel):
         )
         return describe_logits(answer.logits, attention_mask)
 
+    @torch.no_grad()
+    def compute_past(self, ids: Tensor) -> Tensor:
+        """Compute the keys and values of tokens, as `past`. ids: [batch, seq] int64."""
+        cache = self.model(input_ids=ids, use_cache=True).past_key_values
+        return torch.stack([each for layer in cache.layers for each in (layer.keys, layer.values)], dim=1)
+
     @torch.inference_mode()
     def generate(self, source: Mapping[str, Tensor], generation: GenerationSettings) -> Tensor:
         """Return the greedy continuations of transformers, without the prompts: [batch, tokens] int64, padded on the
