@@ -23,6 +23,7 @@ from laconic.tasks.tensors import Tensors
 from laconic.tasks.text2text_generation import Text2TextGeneration
 from laconic.tasks.text_classification import TextClassification
 from laconic.tasks.text_embedding import TextEmbedding
+from laconic.tasks.text_generation import TextGeneration, describe_inputs
 from laconic.tasks.text_ranking import TextRanking
 from laconic.tasks.text_regression import TextRegression
 from laconic.tasks.token_classification import TokenClassification
@@ -169,6 +170,16 @@ ORIGINALS = {
                 ),
                 preprocess=LogMelPreprocess(),
                 generation=GenerationSettings(decoder_start_token_id=0, eos_token_id=(1,)),
+            ),
+            tokens,
+        )
+    ],
+    "text-generation": [
+        (
+            TextGeneration(
+                **TEXT | {"inputs": describe_inputs(16, (2, 1, 4))},
+                start_id=1,
+                generation=GenerationSettings(decoder_start_token_id=1, eos_token_id=(1,)),
             ),
             tokens,
         )

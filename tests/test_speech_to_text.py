@@ -25,7 +25,7 @@ from laconic.errors import CorruptArtifact, DataError, InputError, RecipeError, 
 from laconic.models.source_loading import load_source
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
-from laconic.runtimes.encoder_decoder_session import open_model
+from laconic.runtimes.model_session import open_model
 from laconic.runtimes.runtime import make_runtime
 from laconic.tasks.audio import make_tone
 from laconic.tasks.audio_preprocess import LogMelPreprocess

@@ -34,7 +34,8 @@ from laconic.progress import Steps
 from laconic.quantization.plan import Plan, Smoothing
 from laconic.recipes.recipe import Recipe
 from laconic.recipes.splits import make_samples
-from laconic.runtimes.encoder_decoder_session import encoder_of, open_model
+from laconic.runtimes.decoder_file import encoder_of
+from laconic.runtimes.model_session import open_model
 from laconic.runtimes.onnxruntime import OnnxRuntime
 from laconic.runtimes.runtime import make_runtime
 from laconic.tasks.decoder_tensors import GROUPS, group_probabilities
@@ -311,7 +312,9 @@ def test_a_relu_without_a_bias_before_it_keeps_no_layer_from_int8_in_onnxruntime
 @pytest.mark.parametrize("engine", ["onnxruntime-cuda", "tensorrt"])
 def test_engines_that_run_no_decoder_with_a_cache_are_refused_in_one_sentence(folder, tmp_path, engine):
     graph = capture_graph(CheckpointSource.of(load_source(folder / "t5")), Cache(folder / "cache"))
-    with pytest.raises(RuntimeFailure, match=f"{engine} does not run encoder-decoders yet. Choose --target cpu, whose"):
+    with pytest.raises(
+        RuntimeFailure, match=f"{engine} does not run models that write texts yet. Choose --target cpu, whose"
+    ):
         EngineOption(engine, "float32").build(graph, Plan({}, {}), tmp_path / MODEL)
 
 

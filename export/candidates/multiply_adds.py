@@ -12,7 +12,7 @@ from onnxscript.optimizer import fold_constants
 
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import Plan
-from laconic.runtimes.encoder_decoder_session import encoder_of
+from laconic.runtimes.decoder_file import encoder_of
 from laconic.runtimes.product import ARITHMETIC, Product, ProductKind
 from laconic.runtimes.runtime import Compute
 

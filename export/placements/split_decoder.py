@@ -19,7 +19,7 @@ from export.capture.model_file import save_model
 from export.passes.rewrite import read_tensors
 from laconic.errors import CaptureError
 from laconic.quantization.graph import Graph
-from laconic.runtimes.encoder_decoder_session import LOGITS, cross_name, encoder_of, past_name, present_name
+from laconic.runtimes.decoder_file import LOGITS, cross_name, encoder_of, past_name, present_name
 from laconic.tasks.decoder_tensors import DECODER_INPUT_IDS, PAST, POSITION_IDS, TARGET_INPUTS, TOKENS
 
 IDS, MASK = "input_ids", "attention_mask"

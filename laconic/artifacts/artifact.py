@@ -38,9 +38,9 @@ from laconic.errors import ArtifactError, CorruptArtifact, MissingPackage, Runti
 from laconic.files import replace_folder
 from laconic.hardware import this_machine
 from laconic.hashing import environment_digest, hash_of
-from laconic.runtimes.encoder_decoder_session import encoder_of
+from laconic.runtimes.decoder_file import encoder_of, is_language_model
 from laconic.runtimes.fake import Fake
-from laconic.runtimes.model_session import is_language_model, open_models
+from laconic.runtimes.model_session import open_models
 from laconic.runtimes.runtime import Runtime, Session, make_runtime
 from laconic.tasks.task import Task, open_task
 from laconic.timing.benchmark import measure_speeds

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationMixin
+from transformers import DynamicCache, GenerationMixin
 
 from laconic.errors import SourceError
 from laconic.models.encoder_decoder import describe_logits, make_cache
@@ -39,7 +39,7 @@ class TextDecoder(LanguageModel, WritingModel):
     @torch.no_grad()
     def compute_past(self, ids: Tensor) -> Tensor:
         """Compute the keys and values of tokens, as `past`. ids: [batch, seq] int64."""
-        cache = self.model(input_ids=ids, use_cache=True).past_key_values
+        cache = self.model(input_ids=ids, past_key_values=DynamicCache(), use_cache=True).past_key_values
         return torch.stack([each for layer in cache.layers for each in (layer.keys, layer.values)], dim=1)
 
     @torch.inference_mode()

@@ -12,7 +12,7 @@ import numpy as np
 
 from laconic.arrays import Array, Arrays
 from laconic.errors import RuntimeFailure
-from laconic.runtimes.encoder_decoder_session import LOGITS, find_cache, past_name, present_name, read_file_inputs
+from laconic.runtimes.decoder_file import LOGITS, find_cache, past_name, present_name, read_file_inputs
 from laconic.runtimes.runtime import Kernel, Session
 from laconic.tasks.decoder_tensors import (
     NEW_TOKENS,

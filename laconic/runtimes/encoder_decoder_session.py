@@ -6,14 +6,22 @@ target's earlier tokens, as `past.0`, ..., key and value of each layer in turn. 
 `present.0`, ... the keys and values with those of the new tokens.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from laconic.arrays import Array, Arrays
 from laconic.errors import RuntimeFailure
-from laconic.runtimes.onnx_file import GraphInput, read_inputs
+from laconic.runtimes.decoder_file import (
+    CROSS,
+    LOGITS,
+    cross_name,
+    find_cache,
+    past_name,
+    present_name,
+    read_file_inputs,
+)
 from laconic.runtimes.runtime import Kernel, Session
 from laconic.tasks.decoder_tensors import (
     DECODER_ATTENTION_MASK,
@@ -27,48 +35,8 @@ from laconic.tasks.decoder_tensors import (
 )
 from laconic.tasks.generation_settings import GenerationSettings
 
-LOGITS, CROSS = "logits", "cross."
 NOT_SOURCE = frozenset({*TARGET_INPUTS, NEW_TOKENS})
 """The inputs of a run that the encoder does not read."""
-
-
-def encoder_of(model: Path) -> Path:
-    """Return the path of the encoder that belongs to a model file, if that is a decoder."""
-    return model.with_name(f"{model.stem}.encoder.onnx")
-
-
-def cross_name(index: int) -> str:
-    """Return the decoder's input for an output of the encoder."""
-    return f"{CROSS}{index}"
-
-
-def past_name(index: int) -> str:
-    """Return the decoder's input for the keys or values of earlier tokens."""
-    return f"past.{index}"
-
-
-def present_name(index: int) -> str:
-    """Return the decoder's output for the same with those of the new tokens."""
-    return f"present.{index}"
-
-
-def read_file_inputs(model: Path) -> list[GraphInput]:
-    """Read the inputs of a model file. Raises RuntimeFailure for one that does not read."""
-    try:
-        return read_inputs(model)
-    except (OSError, ValueError) as error:
-        raise RuntimeFailure(f"{model} does not read: {error}") from error
-
-
-def find_cache(inputs: Sequence[GraphInput], tokens: str, model: Path) -> list[tuple[int, int]]:
-    """Find the heads and the width of a head of each part of a decoder's cache, by its inputs. tokens: the name of the
-    input of tokens. Raises RuntimeFailure for a file without them."""
-    shapes = {each.name: each.shape for each in inputs}
-    layers = [shapes[name] for name in map(past_name, range(len(shapes))) if name in shapes]
-    cache = [(int(shape[1]), int(shape[3])) for shape in layers if len(shape) == 4]
-    if not layers or len(cache) < len(layers) or tokens not in shapes:
-        raise RuntimeFailure(f"{model} is no decoder with a cache. Compress the model again")
-    return cache
 
 
 class EncoderDecoderSession(Session):

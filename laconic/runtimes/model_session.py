@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from laconic.runtimes.decoder_file import encoder_of, is_language_model
 from laconic.runtimes.decoder_session import DecoderSession
-from laconic.runtimes.encoder_decoder_session import EncoderDecoderSession, encoder_of, past_name, read_file_inputs
+from laconic.runtimes.encoder_decoder_session import EncoderDecoderSession
 from laconic.runtimes.runtime import Session
 from laconic.tasks.generation_settings import GenerationSettings
 
@@ -28,8 +29,3 @@ def open_models(
     if is_language_model(model):
         return [DecoderSession(session, model, generation) for session in open_many(model)]
     return open_many(model)
-
-
-def is_language_model(model: Path) -> bool:
-    """Return whether a file is a decoder that reads its keys and values from a cache."""
-    return model.suffix == ".onnx" and any(each.name == past_name(0) for each in read_file_inputs(model))

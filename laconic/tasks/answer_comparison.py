@@ -13,6 +13,7 @@ from laconic.tasks.tolerance import Tolerance
 
 if TYPE_CHECKING:
     from laconic.tasks.agreement import Agreement
+    from laconic.tasks.generation_settings import GenerationSettings
 
 
 Labels = Sequence[Any] | None
@@ -28,6 +29,11 @@ class AnswerComparison(NamedTask, ABC):
     @abstractmethod
     def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
         """Return the similarity of each answer to its reference, [samples] float64; 1 = identical."""
+
+    @property
+    def reference_settings(self) -> "GenerationSettings | None":
+        """How the original writes the answers of samples without; None where a model writes nothing."""
+        return None
 
     def align(self, reference: Arrays, candidate: Arrays) -> Arrays:
         """Return the candidate's outputs in the order of the reference's, where the order within a sample says

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, Unpack
+from typing import Any, ClassVar, Self, Unpack
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
@@ -33,11 +33,11 @@ class CausalLm(TokenPrediction, SingleText):
 
     name = "causal-lm"
     metric = "next-token accuracy"
-    columns = (LABEL, MESSAGES, PROMPT, COMPLETION)
+    columns: ClassVar[tuple[str, ...]] = (LABEL, MESSAGES, PROMPT, COMPLETION)
     objective = "next-token"
     self_supervised = True
     auto_class = "AutoModelForCausalLM"
-    architectures = ("ForCausalLM", "LMHeadModel")
+    architectures: ClassVar[tuple[str, ...]] = ("ForCausalLM", "LMHeadModel")
 
     def __init__(
         self,

@@ -4,16 +4,13 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
 from laconic.arrays import Array, Arrays
 from laconic.errors import InputError
 from laconic.tasks.named_task import NamedTask
-
-if TYPE_CHECKING:
-    from laconic.tasks.generation_settings import GenerationSettings
 
 LABEL = "label"
 """The column of a sample's label."""
@@ -94,11 +91,6 @@ class RowParsing(NamedTask):
     def has_target(self, sample: Any) -> bool:
         """Return whether a sample says what a model is to write for it, where the model reads that too."""
         return True
-
-    @property
-    def reference_settings(self) -> "GenerationSettings | None":
-        """How the original writes the answers of samples without; None where a model writes nothing."""
-        return None
 
     def with_answers(self, samples: Sequence[Any], written: Array) -> list[Any]:
         """Return the samples with the answers of a model as their targets. written: [samples, tokens] int64, padded."""

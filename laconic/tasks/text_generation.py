@@ -29,6 +29,7 @@ from laconic.tasks.preprocessing import Preprocessing, TextOptions
 from laconic.tasks.text import Tokens
 from laconic.tasks.text2text_generation import TargetedText
 from laconic.tasks.token_positions import find_filled, fit_positions
+from laconic.tasks.tolerance import Tolerance
 from laconic.tasks.training_needs import HealingLoss
 from laconic.tasks.written_text import TIMED_TOKENS, TOKENS_LEAST, WrittenText
 from laconic.tensor import BATCH, TensorSpec
@@ -50,6 +51,7 @@ class TextGeneration(WrittenText, CausalLm):
 
     name = "text-generation"
     columns = (MESSAGES, PROMPT, COMPLETION)
+    tolerance = Tolerance(mean=0.95)
     objective = "next-token"
     architectures = ()
 

@@ -1,0 +1,298 @@
+"""Language models that write: captured with a cache, they write what transformers writes, beyond their windows too."""
+
+import json
+import shutil
+
+import models
+import numpy as np
+import pytest
+import torch
+import transformers
+from originals import tiny_tokenizer
+from served import running
+
+from compress.pipeline import compress
+from export.placements.split_decoder import split_decoder
+from export.sources import capture_graph
+from laconic.arrays import Arrays
+from laconic.artifacts.artifact import Artifact
+from laconic.artifacts.manifest import MODEL
+from laconic.cache import Cache
+from laconic.errors import CorruptArtifact, InputError, RuntimeFailure, SourceError
+from laconic.models.source import CheckpointSource
+from laconic.models.source_loading import load_source
+from laconic.models.text_decoder import align_right
+from laconic.progress import Steps
+from laconic.recipes.recipe import Recipe
+from laconic.runtimes.model_session import open_model
+from laconic.runtimes.runtime import make_runtime
+from laconic.tasks.chat_template import ChatTemplate, MarkedText, mark_completion
+from laconic.tasks.fidelity import measure_fidelity
+from laconic.tasks.generation_settings import GenerationSettings
+from laconic.tasks.task import open_task
+from laconic.tasks.text import Tokens
+from laconic.tasks.text2text_generation import TargetedText
+from laconic.tasks.text_generation import COMPARED_TOKENS, PROMPT_TOKENS, TextGeneration, describe_inputs
+
+QUIET = Steps(quiet=True)
+TASK = "text-generation"
+WINDOW = 8
+"""The sliding window of those families that have one: prompts are longer."""
+TOKENS = {"vocab_size": 40, "bos_token_id": 2, "eos_token_id": 3}
+SHAPE = TOKENS | {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 128}
+GROUPED = SHAPE | {"intermediate_size": 64, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0}
+GPT2 = TOKENS | {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "tie_word_embeddings": False}
+FAMILIES = {
+    "gpt2": (transformers.GPT2LMHeadModel, GPT2),
+    "llama": (transformers.LlamaForCausalLM, GROUPED),
+    "qwen3": (transformers.Qwen3ForCausalLM, GROUPED),
+    "mistral": (transformers.MistralForCausalLM, GROUPED | {"sliding_window": WINDOW}),
+    "gemma2": (transformers.Gemma2ForCausalLM, GROUPED | {"sliding_window": WINDOW}),
+    "opt": (transformers.OPTForCausalLM, SHAPE | {"ffn_dim": 64, "word_embed_proj_dim": 32, "pad_token_id": 0}),
+    "mixtral": (transformers.MixtralForCausalLM, GROUPED | {"num_local_experts": 4}),
+}
+
+
+def save(folder, name):
+    """A folder of a family, with random weights large enough that the next token depends on those before."""
+    kind, settings = FAMILIES[name]
+    torch.manual_seed(1)
+    model = kind(kind.config_class(**settings))
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.4)
+    return models.save_transformer(folder, model)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request, tmp_path_factory):
+    """A checkpoint of a family, and the file of its decoder."""
+    folder = tmp_path_factory.mktemp(request.param)
+    checkpoint = load_source(save(folder / "source", request.param), task=TASK)
+    graph = capture_graph(CheckpointSource.of(checkpoint), Cache(folder / "cache"))
+    decoder = folder / MODEL
+    shutil.copy(graph.path, decoder)
+    split_decoder(decoder)
+    return checkpoint, decoder
+
+
+def encode_prompts(task, count=6) -> Arrays:
+    """Prompts of different lengths as a server encodes several of them."""
+    encoded = task.encode(task.examples(count))
+    return {name: encoded[name] for name in ("input_ids", "attention_mask")}
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+def test_what_is_written_is_what_transformers_writes_beyond_every_window(family, engine):
+    checkpoint, decoder = family
+    settings = checkpoint.task.settings.model_copy(update={"max_new_tokens": 24, "eos_token_id": ()})
+    prompts = encode_prompts(checkpoint.task)
+    assert prompts["input_ids"].shape[1] > 2 * WINDOW
+    expected = []
+    for row, mask in zip(prompts["input_ids"], prompts["attention_mask"], strict=True):
+        length = len(row) - int(mask[::-1].argmax())
+        alone = torch.from_numpy(row[None, :length])
+        written = checkpoint.module.model.generate(
+            alone, attention_mask=torch.ones_like(alone), do_sample=False, max_new_tokens=24, eos_token_id=None,
+            pad_token_id=0, use_cache=True,
+        )  # fmt: skip
+        expected.append(written[0, length:].tolist())
+    with open_model(decoder, make_runtime(engine).open, settings) as session:
+        written = session.run(prompts)["sequences"]
+    assert written.tolist() == expected
+    assert len({tuple(row) for row in expected}) > 1
+
+
+def test_any_chunks_of_a_text_give_what_the_whole_text_gives(family):
+    checkpoint, decoder = family
+    ids = checkpoint.task.encode([Tokens(tuple(np.random.default_rng(0).integers(4, 30, 40).tolist()))])["input_ids"]
+    with open_model(decoder, make_runtime("onnxruntime").open) as session:
+        whole = session.decode(ids, np.arange(40)[None], session._empty(1))["logits"]
+        for sizes in ((1, 39), (39, 1), (13, 13, 14), (1,) * 40):
+            past, start, logits = session._empty(1), 0, []
+            for size in sizes:
+                places = np.arange(start, start + size)[None]
+                outputs = session.decode(ids[:, start : start + size], places, past)
+                logits.append(outputs["logits"])
+                past = {name.replace("present", "past"): array for name, array in outputs.items() if name != "logits"}
+                start += size
+            np.testing.assert_allclose(np.concatenate(logits, axis=1), whole, atol=1e-4)
+
+
+def test_an_answer_ends_with_the_end_token_and_prompts_do_not_disturb_each_other(family):
+    checkpoint, decoder = family
+    settings = checkpoint.task.settings.model_copy(update={"max_new_tokens": 24, "eos_token_id": ()})
+    prompts = encode_prompts(checkpoint.task)
+    with open_model(decoder, make_runtime("onnxruntime").open, settings) as session:
+        free = session.run(prompts)["sequences"]
+        end = int(free[0, 5])
+        session.generation = settings.model_copy(update={"eos_token_id": (end,), "pad_token_id": 1})
+        ended = session.run(prompts)["sequences"]
+        lone = session.run({name: array[2:3] for name, array in prompts.items()})["sequences"]
+    for before, after in zip(free.tolist(), ended.tolist(), strict=True):
+        stop = before.index(end) + 1 if end in before else len(before)
+        assert after == before[:stop] + [1] * (len(before) - stop)
+    assert lone.tolist() == ended[2:3].tolist()
+
+
+def test_a_target_gets_the_distributions_of_the_module_and_nothing_else_does(family):
+    checkpoint, decoder = family
+    inputs = checkpoint.task.encode([TargetedText(text, (5, 6, 7)) for text in checkpoint.task.examples(3)])
+    with (
+        open_model(decoder, make_runtime("openvino").open) as session,
+        CheckpointSource.of(checkpoint).open(1) as original,
+    ):
+        expected, actual = original.run(inputs), session.run(inputs)
+        np.testing.assert_allclose(actual["probabilities"], expected["probabilities"], atol=1e-4)
+        filled = (actual["probabilities"] != 0).any(axis=-1)
+        np.testing.assert_array_equal(filled, inputs["attention_mask"] == 1)
+        assert filled.sum() == 9
+        with pytest.raises(RuntimeFailure, match="nothing says how this model writes"):
+            session.run(encode_prompts(checkpoint.task))
+
+
+def make_task(**options):
+    return TextGeneration(
+        tiny_tokenizer(),
+        describe_inputs(16, (2, 1, 4)),
+        max_tokens=100,
+        pad_id=0,
+        start_id=1,
+        generation=GenerationSettings(decoder_start_token_id=1, eos_token_id=(2,)),
+        **options,
+    )
+
+
+def test_a_long_text_is_cut_to_its_prompt_and_a_marked_answer_is_the_target():
+    task = make_task()
+    long = " ".join(task.examples(8))
+    ((prompt, target),) = task.divide([long])
+    assert (len(prompt), target) == (PROMPT_TOKENS, [])
+    marked = mark_completion("the cat sat", " on a mat")
+    ((prompt, target),) = task.divide([marked])
+    ids = task.tokenizer.encode(str(marked)).ids
+    assert prompt + target == ids
+    assert task.tokenizer.decode(target) == "on a mat"
+    ((_, target),) = task.divide([mark_completion("the model", " " + long)])
+    assert len(target) == COMPARED_TOKENS
+    assert task.has_target(marked)
+    assert not task.has_target(long)
+
+
+def test_the_last_answer_of_a_chat_is_the_target():
+    chat = ChatTemplate(
+        "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}"
+        "{% if add_generation_prompt %}assistant {% endif %}",
+        {},
+    )
+    task = make_task(chat=chat)
+    turns = [("user", "the cat"), ("assistant", "sat"), ("user", "birds"), ("assistant", "red green")]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    ((sample,), label) = task.read_row({"messages": messages}, None)
+    assert isinstance(sample, MarkedText)
+    assert label is None
+    ((prompt, target),) = task.divide([sample])
+    assert task.tokenizer.decode(target) == "red green"
+    assert prompt + target == task.tokenizer.encode(str(sample), add_special_tokens=False).ids[: len(prompt + target)]
+    with pytest.raises(InputError, match="no chat template"):
+        make_task().read_row({"messages": messages}, None)
+
+
+def test_answers_of_the_original_are_cut_at_their_end_and_at_tokens_that_the_tokenizer_lacks():
+    task = make_task()
+    written = np.array([[5, 6, 2, 7], [5, 10**6, 6, 7], [10**6, 5, 6, 7]])
+    assert [each.target for each in task.with_answers(["a", "b", "c"], written)] == [(5, 6, 2), (5,), ()]
+    mask = task.encode([TargetedText("the model", ())])["attention_mask"]
+    assert mask.sum() == 1
+
+
+def test_null_answers_fail_and_each_figure_tells_a_model_from_its_neighbour():
+    rng = np.random.default_rng(0)
+    task = make_task()
+    chosen = rng.integers(0, 20, (60, 6))
+    logits = 6 * np.eye(20)[chosen] + rng.normal(0, 1, (60, 6, 20))
+    shares = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
+    reference = {"probabilities": shares.astype(np.float32), "tokens": shares.argmax(axis=-1)}
+    for name, answer in task.null_answers(reference).items():
+        assert not task.tolerance.met_by(measure_fidelity(task, reference, answer)), name
+        figures = {each.name: each for each in task.agreements(reference, answer)}
+        assert figures["agreement"].value < figures["agreement"].least, name
+        assert figures["prefix_kept"].value < 0.2, name
+        assert figures["exp_minus_kl"].value < 0.5, name
+
+
+def test_prompts_are_moved_to_the_right_end_of_their_rows():
+    ids = torch.tensor([[5, 6, 0, 0], [7, 8, 9, 0]])
+    mask = torch.tensor([[0, 1, 0, 0], [1, 1, 1, 0]])
+    aligned, told = align_right(ids, mask, 0)
+    assert aligned.tolist() == [[0, 5, 6], [7, 8, 9]]
+    assert told.tolist() == [[0, 1, 1], [1, 1, 1]]
+
+
+@pytest.fixture(scope="module")
+def artifacts(tmp_path_factory):
+    """Llama with weights in 8 and in 4 bits, from texts without answers."""
+    folder = tmp_path_factory.mktemp("artifacts")
+    source = save(folder / "source", "llama")
+    texts = load_source(source, task=TASK).task.examples(90)
+    (folder / "texts.txt").write_text("\n".join(texts))
+    made = {}
+    for bits in (8, 4):
+        recipe = {
+            "source": str(source),
+            "task": TASK,
+            "data": {"calibrate": str(folder / "texts.txt")},
+            "stages": [{"quantize.weights": {"bits": bits, "group_size": 16}}],
+            "goal": {"fidelity": 0.5},
+            "engine_only": "openvino",
+        }
+        destination = folder / f"llama{bits}.laconic"
+        made[bits] = compress(Recipe.parse(recipe), destination, steps=QUIET, cache=Cache(folder / "cache")).artifact
+    return made, texts
+
+
+def test_an_artifact_is_proven_along_what_the_original_writes(artifacts):
+    made, _ = artifacts
+    fidelity = {bits: each.manifest.verdict.drift[0].figures["fidelity"] for bits, each in made.items()}
+    assert fidelity[8] > fidelity[4] > 0.5
+    assert fidelity[8] > 0.98
+    assert made[8].size > made[4].size
+    figures = {name for each in made[8].manifest.verdict.information for name in each.figures}
+    assert {"agreement", "prefix_kept", "exp_minus_kl"} <= figures
+    assert set(made[4].manifest.precision.values()) == {"int4-weight", "int8-weight"}
+    assert {"model.onnx", "generation.json"} <= set(made[8].manifest.files)
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+def test_a_server_writes_what_the_session_writes(artifacts, engine):
+    made, texts = artifacts
+    artifact = made[8]
+    with artifact.open(engine) as session:
+        expected = artifact.task().decode(session.run(artifact.task().encode_request(texts[0])), texts[:1])
+    with running(artifact.path, runtime=engine) as server, server.client() as client:
+        answer = client.post("/v1/models/llama8/predict", json={"text": texts[0]})
+        assert answer.json()["answers"] == expected
+        described = client.get("/v2/models/llama8").json()
+        assert [each["name"] for each in described["inputs"]] == ["input_ids", "attention_mask"]
+        assert [each["name"] for each in described["outputs"]] == ["sequences"]
+        assert client.get("/openapi.json").status_code == 200
+
+
+def test_a_file_that_is_no_decoder_is_refused(artifacts, tmp_path):
+    made, _ = artifacts
+    copy = tmp_path / "copy.laconic"
+    shutil.copytree(made[8].path, copy)
+    with pytest.raises(CorruptArtifact, match="other inputs than a language model"):
+        open_task(TASK, copy, made[8].manifest.inputs[:2])
+    settings = json.loads((copy / "generation.json").read_text()) | {"max_new_tokens": 10**6}
+    (copy / "generation.json").write_text(json.dumps(settings))
+    with pytest.raises(CorruptArtifact, match="does not hold the files of task"):
+        open_task(TASK, copy, made[8].manifest.inputs)
+    assert Artifact.load(made[8].path).task().settings.eos_token_id
+
+
+def test_a_model_without_keys_and_values_is_refused_with_another_task(tmp_path):
+    config = transformers.MambaConfig(vocab_size=40, hidden_size=32, state_size=4, num_hidden_layers=2)
+    folder = models.save_transformer(tmp_path / "mamba", transformers.MambaForCausalLM(config))
+    with pytest.raises(SourceError, match="Try --task causal-lm"):
+        load_source(folder, task=TASK)
