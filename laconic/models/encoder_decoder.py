@@ -6,14 +6,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin
-from transformers.cache_utils import DynamicLayer
 from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
 from laconic.errors import SourceError
+from laconic.models.decoder_cache import describe_logits, make_cache
 from laconic.models.pretrained import WrappedModel, WritingModel, quiet
-from laconic.tasks.decoder_tensors import GROUPS, PROBABILITIES, TOKENS, CacheShape
+from laconic.tasks.decoder_tensors import GROUPS, OUTPUTS, CacheShape
 from laconic.tasks.generation_settings import LONGEST, UNSTATED_LENGTH, GenerationSettings, Prompt, as_ids
 
 NEUTRAL = {"encoder_repetition_penalty": 1.0, "guidance_scale": 1.0, "encoder_no_repeat_ngram_size": 0}
@@ -59,7 +58,7 @@ class EncoderDecoder(WrappedModel, WritingModel):
             attention_mask=attention_mask,
             decoder_input_ids=decoder_input_ids,
         )
-        return describe_logits(logits, decoder_attention_mask)
+        return dict(zip(OUTPUTS, describe_logits(logits, decoder_attention_mask, GROUPS), strict=True))
 
     @torch.inference_mode()
     def generate(self, source: Mapping[str, Tensor], generation: GenerationSettings) -> Tensor:
@@ -70,20 +69,6 @@ class EncoderDecoder(WrappedModel, WritingModel):
         with quiet():
             written: Tensor = model.generate(**source, num_beams=1, do_sample=False, use_cache=True, **settings)
         return written[:, 1:]
-
-
-def describe_logits(logits: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """Return the outputs of a model that writes, by the logits of the token after each, [batch, tokens, vocabulary].
-
-    mask: 1 where the distribution is wanted, [batch, tokens] int64; it is zeros elsewhere.
-    """
-    probabilities = logits.softmax(dim=-1)
-    if probabilities.shape[-1] > GROUPS:
-        spare = -probabilities.shape[-1] % GROUPS
-        shape = (*probabilities.shape[:2], -1, GROUPS)
-        probabilities = functional.pad(probabilities, (0, spare)).reshape(shape).sum(dim=-2)
-    wanted = mask.unsqueeze(-1).to(probabilities.dtype)
-    return {PROBABILITIES: probabilities * wanted, TOKENS: logits.argmax(dim=-1)}
 
 
 class SpeechWriter(EncoderDecoder):
@@ -105,9 +90,8 @@ class SpeechWriter(EncoderDecoder):
         self, input_features: Tensor, decoder_input_ids: Tensor, decoder_attention_mask: Tensor, past: Tensor
     ) -> dict[str, Tensor]:
         inputs = {"input_features": input_features, "decoder_input_ids": decoder_input_ids}
-        return describe_logits(
-            self.logits(EncoderDecoderCache(make_cache(past), DynamicCache()), **inputs), decoder_attention_mask
-        )
+        logits = self.logits(EncoderDecoderCache(make_cache(past), DynamicCache()), **inputs)
+        return dict(zip(OUTPUTS, describe_logits(logits, decoder_attention_mask, GROUPS), strict=True))
 
     @torch.inference_mode()
     def generate(self, source: Mapping[str, Tensor], generation: GenerationSettings) -> Tensor:
@@ -136,18 +120,6 @@ def select_settings(generation: GenerationSettings) -> dict[str, Any]:
     settings = generation.model_dump(mode="json", exclude={"num_beams", "do_sample", "languages", "forced_decoder_ids"})
     # An empty list means none; transformers takes some of them for a setting.
     return {name: value for name, value in settings.items() if value != []}
-
-
-def make_cache(past: Tensor) -> DynamicCache:
-    """Make the cache of transformers that holds these keys and values of self-attention. past: [batch, 2 layers, heads,
-    past, width], key and value of each layer in turn."""
-    cache = DynamicCache()
-    for index in range(0, past.shape[1], 2):
-        layer = DynamicLayer()
-        layer.keys, layer.values = past.select(1, index), past.select(1, index + 1)
-        layer.dtype, layer.device, layer.is_initialized = past.dtype, past.device, True
-        cache.layers.append(layer)
-    return cache
 
 
 def find_cache_shape(model: Any, source: Mapping[str, Tensor], start: int, origin: Path) -> CacheShape:

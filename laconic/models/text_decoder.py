@@ -9,10 +9,10 @@ from torch import Tensor
 from transformers import DynamicCache, GenerationMixin
 
 from laconic.errors import SourceError
-from laconic.models.encoder_decoder import describe_logits, make_cache
+from laconic.models.decoder_cache import describe_logits, make_cache
 from laconic.models.language_model import LanguageModel
 from laconic.models.pretrained import WritingModel, quiet
-from laconic.tasks.decoder_tensors import CacheShape
+from laconic.tasks.decoder_tensors import GROUPS, OUTPUTS, CacheShape
 from laconic.tasks.generation_settings import LONGEST, UNSTATED_LENGTH, GenerationSettings, as_ids
 
 
@@ -34,7 +34,7 @@ class TextDecoder(LanguageModel, WritingModel):
         answer = self.model(
             input_ids=input_ids, position_ids=position_ids, past_key_values=make_cache(past), use_cache=True
         )
-        return describe_logits(answer.logits, attention_mask)
+        return dict(zip(OUTPUTS, describe_logits(answer.logits, attention_mask, GROUPS), strict=True))
 
     @torch.no_grad()
     def compute_past(self, ids: Tensor) -> Tensor:

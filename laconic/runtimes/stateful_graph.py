@@ -13,7 +13,7 @@ import numpy as np
 
 from laconic.arrays import Array
 from laconic.errors import RuntimeFailure
-from laconic.runtimes.encoder_decoder_session import LOGITS, past_name, present_name
+from laconic.runtimes.decoder_file import LOGITS, past_name, present_name
 from laconic.runtimes.openvino import MakeStateful, Manager, core, opset, ov
 
 IDS, POSITIONS = "input_ids", "position_ids"

@@ -22,6 +22,8 @@ PROBABILITIES = "probabilities"
 """The distribution of the token after each of the target's, in groups; zeros at padding."""
 TOKENS = "tokens"
 """The likeliest token after each of the target's, [batch, target] int64."""
+OUTPUTS = (PROBABILITIES, TOKENS)
+"""What a model answers along a target."""
 SEQUENCES = "sequences"
 """What is written, [batch, max_new_tokens] int64, padded behind the end token."""
 
