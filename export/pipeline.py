@@ -13,10 +13,12 @@ from export.candidates.alternatives import place_alternatives
 from export.candidates.audit import KernelAudit
 from export.candidates.candidate import EngineCandidate, choose_fastest, describe_unmet, format_candidate, prefer_int8
 from export.candidates.candidate_builder import SOUND_SAMPLES, CandidateBuilder
-from export.candidates.collect_evidence import collect_evidence
+from export.candidates.collect_evidence import PARITY_SAMPLES, collect_evidence
+from export.candidates.dynamic_baseline import compare_dynamic
 from export.candidates.engine_option import SENSITIVITY_OPTION, EngineOption, list_options
 from export.candidates.layer_trials import LayerTrials
 from export.candidates.magnitudes import OVERFLOW_SAMPLES, describe_overflow, find_overflow
+from export.candidates.multiply_adds import count_products, limit_samples
 from export.candidates.plan_evaluator import PlanEvaluator
 from export.candidates.race import race, time_chosen
 from export.capture.graph_file import list_unquantized
@@ -34,9 +36,11 @@ from laconic.artifacts.verdict import Verdict
 from laconic.artifacts.writer import ArtifactParts, PlacedModel, write_artifact_folder
 from laconic.cache import Cache
 from laconic.data.batches import batches
+from laconic.data.dataset import Dataset
 from laconic.errors import DataError
 from laconic.files import folder_size
 from laconic.hardware import this_machine
+from laconic.models.footprint import LENGTH
 from laconic.progress import Steps
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import Plan, PrecisionLadder
@@ -45,6 +49,7 @@ from laconic.recipes.goal import required_tolerance
 from laconic.recipes.recipe import Recipe
 from laconic.recipes.splits import TestPart
 from laconic.recipes.stage import PlanContext, PlanStage, dump_settings, find_intact_records
+from laconic.runtimes.product import Product
 from laconic.runtimes.runtime import make_runtime
 from laconic.tasks.fidelity import find_broken_answer
 from laconic.tasks.task import Task
@@ -110,19 +115,20 @@ class EngineBuild:
 
     def make_parts(self) -> ArtifactParts:
         """Run all steps, and return the parts of the artifact."""
-        graph, deviation = self.capture()
+        graph, products, deviation = self.capture()
         evaluator = PlanEvaluator(graph, self.task, self.cache, self.folder, self.compute_references())
         options = self.list_options(graph)
         start = time.perf_counter()
         stages = self.list_plan_stages()
         ladder = self.ladder or self.plan(stages, graph, evaluator, options[0])
-        candidates, seconds = self.build_candidates(graph, evaluator, ladder, options, start)
+        candidates, seconds = self.build_candidates(graph, products, evaluator, ladder, options, start)
         chosen = choose_fastest(prefer_int8(candidates, self.recipe.goal.int8_share or 0.0))
         for name, stage in stages:
             if unmet := describe_unmet(ladder.rungs[0][0], chosen.plan):
                 self.steps.warn(f"{name}: {unmet}")
             self.record_stage(name, stage, chosen, seconds)
-        judge = partial(self.validate, evaluator=evaluator, deviation=deviation)
+        few = self.samples.judge.take(limit_samples(PARITY_SAMPLES, products), self.recipe.seed)
+        judge = partial(self.validate, few=few, evaluator=evaluator, deviation=deviation)
         with self.steps.step("validate") as step:
             verdict, golden = judge(chosen)
             step.note = verdict.describe()
@@ -130,14 +136,18 @@ class EngineBuild:
         portable = self.recipe.portable
         placed = place_alternatives(candidates, chosen, graph, judge, folder, self.steps) if portable else ()
         alternatives = tuple(placed)
-        measured = self.measure(chosen)
+        source, answer = self.lineage.source, self.lineage.reference
+        is_compared = stages and self.ladder is None
+        dynamic = (
+            compare_dynamic(chosen, source, self.samples, answer, self.tolerance, self.steps) if is_compared else None
+        )
         lines = [format_candidate(candidate, chosen=candidate is chosen) for candidate in candidates]
         return ArtifactParts(
             manifest=self.make_manifest(chosen, graph, verdict, alternatives),
             model=chosen.model,
             task=self.task,
             golden=golden,
-            measured=measured,
+            measured=self.measure(chosen).model_copy(update={"dynamic": dynamic}),
             report=partial(render_report, recipe=self.recipe, ladder=ladder, graph=graph, candidates=lines),
             calibration=pack_plan(chosen.plan),
             graph_key=graph.key,
@@ -145,17 +155,20 @@ class EngineBuild:
             alternatives=alternatives,
         )
 
-    def capture(self) -> tuple[Graph, GraphDeviation | None]:
-        """Capture the float graph, and measure how far it is from its source; None where it is the source."""
-        model, few = self.lineage.model, self.samples.choose.take(EXACT_SAMPLES, self.recipe.seed)
+    def capture(self) -> tuple[Graph, tuple[Product, ...], GraphDeviation | None]:
+        """Capture the float graph with the products of a typical sample, and measure how far it is from its source."""
+        model = self.lineage.model
         with self.steps.step("capture the graph") as step:
             graph = capture_graph(model, self.cache)
+            shapes = {name: array.shape for name, array in self.task.typical(1, LENGTH).items()}
+            products = count_products(graph, shapes)
+            few = self.samples.choose.take(limit_samples(EXACT_SAMPLES, products), self.recipe.seed)
             error = measure_capture_error(model, graph, few, self.cache)
             node = "" if error is None or error <= 1 - model.exactness else find_divergence(model, graph, few)
             step.note = f"{len(graph.layers)} layers, error {error or 0:.1g}" + (f" from {node} on" if node else "")
         for note in list_unquantized(graph) if self.list_plan_stages() else ():
             self.steps.warn(note)
-        return graph, None if error is None else GraphDeviation(error, node, model.exactness)
+        return graph, products, None if error is None else GraphDeviation(error, node, model.exactness)
 
     def list_plan_stages(self) -> list[tuple[str, PlanStage]]:
         """List the quantization stages of the recipe with their names."""
@@ -165,6 +178,7 @@ class EngineBuild:
     def build_candidates(
         self,
         graph: Graph,
+        products: tuple[Product, ...],
         evaluator: PlanEvaluator,
         ladder: PrecisionLadder,
         options: Sequence[EngineOption],
@@ -175,7 +189,7 @@ class EngineBuild:
         start: when planning began, by `time.perf_counter`. Returns the candidates, and the seconds from then until they
         were built.
         """
-        audit = KernelAudit.of(graph, self.task, ladder)
+        audit = KernelAudit(graph, self.task, products, ladder.rungs[0][0])
         time_all = partial(race, source=self.lineage.source, graph=graph, cache=self.cache, steps=self.steps)
         builder = CandidateBuilder(
             self.lineage.job,
@@ -183,7 +197,7 @@ class EngineBuild:
             partial(audit.check, samples=self.samples.choose.samples[:1]),
             self.tolerance,
             engine_tolerance(self.tolerance),
-            self.samples.choose.take(SOUND_SAMPLES, self.recipe.seed),
+            self.samples.choose.take(limit_samples(SOUND_SAMPLES, products), self.recipe.seed),
         )
         built = builder.build_all(ladder, options)
         seconds = time.perf_counter() - start
@@ -256,7 +270,7 @@ class EngineBuild:
         self.lineage.seconds[key] = seconds
 
     def validate(
-        self, chosen: EngineCandidate, evaluator: PlanEvaluator, deviation: GraphDeviation | None
+        self, chosen: EngineCandidate, few: Dataset, evaluator: PlanEvaluator, deviation: GraphDeviation | None
     ) -> tuple[Verdict, list[tuple[Arrays, Arrays]]]:
         """Derive the verdict from the test samples, and make the golden pairs of inputs and outputs."""
         evidence, golden = collect_evidence(
@@ -264,10 +278,10 @@ class EngineBuild:
             chosen.model,
             self.task,
             self.samples.judge,
+            few,
             original=evaluator.reference[self.samples.judge.fingerprint],
             deviation=deviation,
             basis=PARTS[self.samples.part] if self.samples.fingerprints else "made-up samples",
-            seed=self.recipe.seed,
             original_name=self.against,
         )
         return validate(evidence, self.task, self.tolerance, self.recipe.goal, self.recipe.seed), golden

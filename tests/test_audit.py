@@ -25,9 +25,9 @@ from laconic.artifacts.manifest import MEASURED
 from laconic.commands.tables import format_audit
 from laconic.errors import RecipeError, UnsupportedPrecision
 from laconic.hashing import seal, unseal
-from laconic.models.footprint import count_multiply_adds
+from laconic.models.footprint import LENGTH, count_multiply_adds
 from laconic.quantization.graph import Graph
-from laconic.quantization.plan import INTEGER, Plan, PrecisionLadder
+from laconic.quantization.plan import INTEGER, Plan
 from laconic.recipes.recipe import Recipe
 from laconic.runtimes.kernel_audit import (
     FALLBACKS,
@@ -131,7 +131,8 @@ def audited(zoo, name, engine, precision, folder, compute="float32"):
     option.build(graph, plan, folder / "model.onnx")
     adapted = option.adapt(graph, plan)
     candidate = EngineCandidate(option, adapted, folder / "model.onnx", np.ones(2), met=True)
-    audit = KernelAudit.of(graph, checkpoint.task, PrecisionLadder.of(plan))
+    shapes = {name: array.shape for name, array in checkpoint.task.typical(1, LENGTH).items()}
+    audit = KernelAudit(graph, checkpoint.task, count_products(graph, shapes), plan)
     return audit.check(candidate, checkpoint.task.examples(1))
 
 

@@ -23,12 +23,12 @@ class Runs(PlanEvaluator):
 
     parts = 0
 
-    def try_plan(self, plan, option, dataset, run=None):
+    def plan_fidelity(self, plan, option, dataset, run=None):
         def counted():
             type(self).parts += 1
             return run()
 
-        return super().try_plan(plan, option, dataset, run and counted)
+        return super().plan_fidelity(plan, option, dataset, run and counted)
 
 
 def open_trials(zoo, name, folder, cache="parts", evaluator=PlanEvaluator):
@@ -62,7 +62,7 @@ def test_a_layer_alone_costs_what_it_costs_in_a_run_of_the_whole_graph(zoo, tmp_
     layers = trials.evaluator.graph.layers[::2]
     for layer in layers:
         plan = plan_of(layer)
-        expected = whole.evaluator.try_plan(plan, whole.option, whole.dataset).fidelity
+        expected = whole.evaluator.plan_fidelity(plan, whole.option, whole.dataset)
         np.testing.assert_allclose(trials(plan), expected, atol=2e-5, err_msg=layer.module)
     assert Counted.parts == len(layers)
 

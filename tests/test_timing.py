@@ -43,31 +43,38 @@ class Clock:
         return self.now
 
 
-def time_runs(*seconds, **settings):
+def time_runs(*seconds, sizes=(1, 2, 4), **settings):
     """The numbers of runs at 1, 2 and 4 rows, where runs take these seconds in turns."""
     session = Counting()
     with Steps(quiet=True).step("time", 3) as step:
         benchmark_sessions(
-            {"only": session}, Tokens(), baseline="only", batches=(1, 2, 4), threads=1, step=step,
+            {"only": session}, Tokens(), baseline="only", batches=sizes, threads=1, step=step,
             clock=Clock(*seconds), **settings,
         )  # fmt: skip
-    return [session.rows.count(rows) for rows in (1, 2, 4)]
+    return [session.rows.count(rows) for rows in sizes]
 
 
 WARM = 2
-UNEVEN = (0.1, 0.2, 0.3)
+UNEVEN = (0.08, 0.16, 0.24)
 
 
 def test_timing_stops_when_the_ratio_is_known_and_large_batches_of_a_slow_model_are_run_less_often():
     assert time_runs(0.1) == [WARM + LEAST_ROUNDS] * 3
     assert time_runs(*UNEVEN) == [WARM + ROUNDS] * 3
     one, *_, four = time_runs(0.5, 0.9, 0.7)
-    assert (one, four) == (WARM + ROUNDS, WARM + LEAST_ROUNDS)
+    assert (one, four) == (1 + ROUNDS, 1 + LEAST_ROUNDS)
 
 
 def test_batches_that_would_take_too_long_are_left_out_unless_there_is_no_limit():
     assert time_runs(6.0) == [1 + LEAST_ROUNDS, 0, 0]
     assert time_runs(5.0, patience=math.inf) == [1 + ROUNDS] * 3
+
+
+def test_large_batches_are_left_out_where_throughput_falls_and_they_take_long():
+    slower = [*(0.2,) * 5, *(0.5,) * 4, *(1.2,) * 4]
+    assert time_runs(*slower, sizes=(1, 2, 4, 8)) == [WARM + LEAST_ROUNDS, 1 + LEAST_ROUNDS, 1 + LEAST_ROUNDS, 0]
+    brief = [each / 100 for each in (*(0.2,) * 5, *(0.5,) * 5, *(1.2,) * 5, *(3.0,) * 5)]
+    assert time_runs(*brief, sizes=(1, 2, 4, 8)) == [WARM + LEAST_ROUNDS] * 4
 
 
 def test_a_ratio_is_known_when_its_quartiles_are_close_whatever_the_times():

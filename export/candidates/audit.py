@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any
 
 from export.candidates.candidate import EngineCandidate
-from export.candidates.multiply_adds import count_products, plan_products
+from export.candidates.multiply_adds import plan_products
 from laconic.errors import UnsupportedPrecision
-from laconic.models.footprint import LENGTH
 from laconic.quantization.graph import Graph
-from laconic.quantization.plan import INTEGER, Plan, PrecisionLadder
+from laconic.quantization.plan import INTEGER, Plan
 from laconic.runtimes.kernel_audit import audit_products
 from laconic.runtimes.product import Product
 from laconic.runtimes.runtime import Kernel, find_kernel
@@ -27,12 +26,6 @@ class KernelAudit:
     task: Task
     products: tuple[Product, ...]
     asked: Plan
-
-    @classmethod
-    def of(cls, graph: Graph, task: Task, ladder: PrecisionLadder) -> Self:
-        """Make the audit of the candidates of a ladder."""
-        shapes = {name: array.shape for name, array in task.typical(1, LENGTH).items()}
-        return cls(graph, task, count_products(graph, shapes), ladder.rungs[0][0])
 
     def check(self, candidate: EngineCandidate, samples: Sequence[Any]) -> EngineCandidate:
         """Return the candidate with its kernels, those that run for `samples`; without, where its engine is not on this

@@ -7,12 +7,16 @@ from export.candidates.candidate import EngineCandidate, pair_float_graph, pair_
 from export.candidates.engine_option import EngineOption, check_supported
 from export.candidates.plan_evaluator import PlanEvaluator
 from export.candidates.plan_search import PlanTrial, find_plan
+from export.candidates.race import measure_lag
 from laconic.artifacts.manifest import MODEL
 from laconic.data.dataset import Dataset
 from laconic.errors import LaconicError, RuntimeFailure, UnsupportedPrecision
 from laconic.files import folder_size
+from laconic.hardware import this_machine
+from laconic.hashing import environment_digest, hash_of
 from laconic.progress import Step
 from laconic.quantization.plan import Plan, PrecisionLadder
+from laconic.quantization.plan_file import digest_plan
 from laconic.recipes.goal import tighten
 from laconic.recipes.job import Job
 from laconic.tasks.tolerance import Tolerance
@@ -20,6 +24,10 @@ from laconic.tasks.tolerance import Tolerance
 SOUND_SAMPLES = 16
 """Samples on which each candidate's engine is compared with the graph run node by node, which is slow. The verdict
 of the chosen one compares more."""
+OUTPACED = 1.5
+"""How many times as long as a candidate that meets the goal an engine takes for one sample, quantized as far as asked
+or not at all, whichever is faster, to be left out: no plan between the two would win the race. Searching for ONNX
+Runtime's, which was 2.9 times as slow as OpenVINO's, took 40 of the 138 seconds of an OCR network."""
 
 
 @dataclass(frozen=True)
@@ -76,17 +84,48 @@ class CandidateBuilder:
         before a number."""
         built: dict[str, EngineCandidate] = {}
         refused: list[LaconicError] = []
+        left_out: list[str] = []
         with self.job.steps.step("build the candidates") as step:
             for number, (plans, option) in enumerate(pairs):
                 if option.reference and any(each.met for each in built.values()):
                     break  # nothing is timed, so the first that meets the goal is the one
                 try:
+                    if lag := self.find_lag(plans, option, list(built.values())):
+                        left_out.append(f"{option.name}: left out, {lag:.1f} x as slow")
+                        continue
                     candidate = self.build_audited(plans, option, f"{name}-{number}", step)
                     built.setdefault(candidate.name, candidate)
                 except (RuntimeFailure, UnsupportedPrecision) as error:
                     refused.append(error)
-            step.note = "; ".join(f"{each.name}: {each.fidelity.mean():.4f}" for each in built.values())
+            step.note = "; ".join([*(f"{each.name}: {each.fidelity.mean():.4f}" for each in built.values()), *left_out])
         return list(built.values()), refused
+
+    def find_lag(self, ladder: PrecisionLadder, option: EngineOption, built: Sequence[EngineCandidate]) -> float | None:
+        """Find how many times as slow as a candidate that was built an engine option is, where that is OUTPACED and a
+        plan would have to be searched for; None where it may win the race, or is wanted for something else."""
+        recipe, evaluator = self.job.recipe, self.evaluator
+        rivals = [each for each in built if each.met and not each.is_plain]
+        is_wanted = recipe.portable or recipe.goal.int8_share is not None or option.reference or option.on_gpu
+        ends = [ladder.rungs[0][0], ladder.rungs[-1][-1]]
+        if is_wanted or not rivals or self.try_plan(ends[0], option).meets(tighten(self.tolerance)):
+            return None
+
+        def measure() -> float:
+            models = [self.job.folder / f"end-{number}" / MODEL for number in range(len(ends))]
+            for plan, model in zip(ends, models, strict=True):
+                model.parent.mkdir(exist_ok=True)
+                option.build(evaluator.graph, plan, model)
+            return measure_lag(option, models, rivals, evaluator.task)
+
+        plans = [digest_plan(plan) for plan in (*ends, *(rival.plan for rival in rivals))]
+        engines = [each.key for each in (option, *(rival.option for rival in rivals))]
+        key = hash_of(evaluator.graph.key, plans, engines, this_machine().model_dump(), environment_digest())
+        lag = float(evaluator.cache.json(f"lag-{key}", measure))
+        return lag if lag >= OUTPACED else None
+
+    def try_plan(self, plan: Plan, option: EngineOption) -> PlanTrial:
+        """Try a plan on the samples to choose by."""
+        return self.evaluator.try_plan(plan, option, self.job.samples.choose)
 
     def build_audited(self, ladder: PrecisionLadder, option: EngineOption, name: str, step: Step) -> EngineCandidate:
         """Build a candidate and audit its kernels; layers for which an engine has no kernels, such as a last
@@ -106,11 +145,11 @@ class CandidateBuilder:
 
         name: of the candidate's folder within the job's.
         """
-        evaluator, choose, bar = self.evaluator, self.job.samples.choose, tighten(self.engine_tolerance)
+        evaluator, bar = self.evaluator, tighten(self.engine_tolerance)
 
         def trial(plan: Plan) -> PlanTrial:
             step.advance()
-            return evaluator.try_plan(plan, option, choose)
+            return self.try_plan(plan, option)
 
         def is_sound(plan: Plan) -> bool:
             return option.reference or bar.met_by(evaluator.engine_fidelity(plan, option, self.few))

@@ -15,7 +15,8 @@ GOLDEN_BATCHES = (1, 4)
 """Sizes of the golden batches."""
 
 PARITY_SAMPLES = 40
-"""Samples of the parity checks: run one by one, in one batch, and by the graph run node by node."""
+"""Samples of the parity checks: run one by one, in one batch, and by the graph run node by node; fewer of a large
+model."""
 
 
 def collect_evidence(
@@ -23,19 +24,18 @@ def collect_evidence(
     model: Path,
     task: Task,
     judge: Dataset,
+    few: Dataset,
     *,
     original: Arrays,
     deviation: GraphDeviation | None,
     basis: str,
-    seed: int,
     original_name: str = "original",
 ) -> tuple[Evidence, list[tuple[Arrays, Arrays]]]:
     """Run an engine on the inputs of all parity and drift checks, and on the golden batches.
 
-    judge: the test samples. original: the source's outputs for them, [samples, ...] by name. Returns the evidence, and
-    the golden pairs of inputs and outputs.
+    judge: the test samples. few: those of the parity checks. original: the source's outputs for the former, [samples,
+    ...] by name. Returns the evidence, and the golden pairs of inputs and outputs.
     """
-    few = judge.take(PARITY_SAMPLES, seed)
     # Samples of different shapes share a batch only where the task pads.
     alike = [few.samples[at] for at in range(len(few)) if task.padding or str(few.shapes[at]) == str(few.shapes[0])]
     with option.open(model, 1) as session:

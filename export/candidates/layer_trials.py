@@ -74,7 +74,7 @@ class LayerTrials:
         """Measure a plan's fidelity, per sample: [samples]. Results are cached."""
         layer = self._find_lone(plan)
         run = None if layer is None else partial(self._run_from, layer, plan)
-        return self.evaluator.try_plan(plan, self.option, self.dataset, run).fidelity
+        return self.evaluator.plan_fidelity(plan, self.option, self.dataset, run)
 
     def _find_lone(self, plan: Plan) -> Layer | None:
         """Find the one layer that a plan quantizes, where the graph can be run from it on."""

@@ -63,6 +63,19 @@ def count_products(graph: Graph, sizes: Mapping[str, Sequence[int]]) -> tuple[Pr
     return tuple(products)
 
 
+NODE_BY_NODE = 2e11
+"""Multiply-adds that one check may spend in a graph that is run node by node: about ten seconds of one core."""
+FEWEST = 8
+"""Samples that such a check looks at in any case."""
+
+
+def limit_samples(count: int, products: Sequence[Product]) -> int:
+    """Return how many samples a check of at most `count` looks at, so that one of a large model takes no longer than
+    that of a small one. products: of one sample; all samples where none are known."""
+    total = sum(each.multiply_adds for each in products)
+    return min(count, max(int(NODE_BY_NODE / total), FEWEST)) if total else count
+
+
 def read_shape(value: ir.Value | None) -> Shape | None:
     """Read the shape of a tensor; () for one that is left out, None where an axis is not known."""
     if value is None:

@@ -38,24 +38,12 @@ class PlanEvaluator:
     folder: Path
     reference: dict[str, Arrays]
 
-    def try_plan(
-        self, plan: Plan, option: EngineOption, dataset: Dataset, run: Callable[[], Arrays] | None = None
-    ) -> PlanTrial:
-        """Compare a plan's outputs with the reference. Results are cached.
-
-        run: computes the outputs, in place of a run of the whole graph.
-        """
-        reference = self.reference[dataset.fingerprint]
-        reference_key = hash_of(self.task.name, digest_arrays(reference), environment_digest())
-
-        def run_whole() -> Arrays:
-            path = self.folder / "trial.onnx"
-            option.build(self.graph, plan, path)
-            with option.open_for_trial(path, cores()) as session:
-                return predict(session, self.task, dataset)
+    def try_plan(self, plan: Plan, option: EngineOption, dataset: Dataset) -> PlanTrial:
+        """Compare a plan's outputs with the reference. Results are cached."""
+        reference, reference_key = self._find_reference(dataset)
 
         def compute() -> Arrays:
-            outputs = (run or run_whole)()
+            outputs = self._run(plan, option, dataset)
             chance = Chance(*self.cache.json(f"chance-{reference_key}", partial(measure_chance, self.task, reference)))
             loss = measure_information_loss(self.task, reference, outputs, dataset.labels, chance, MARGIN)
             return {"fidelity": measure_fidelity(self.task, reference, outputs), "information_loss": np.array([loss])}
@@ -63,6 +51,34 @@ class PlanEvaluator:
         key = hash_of(*self._describe(plan, option, dataset), reference_key)
         measured = self.cache.arrays(f"trial-{key}", compute)
         return PlanTrial(measured["fidelity"], float(measured["information_loss"][0]))
+
+    def plan_fidelity(
+        self, plan: Plan, option: EngineOption, dataset: Dataset, run: Callable[[], Arrays] | None = None
+    ) -> Array:
+        """Measure the fidelity of a plan's outputs to the reference alone, per sample: [samples]. Results are cached.
+
+        run: computes the outputs, in place of a run of the whole graph.
+        """
+        reference, reference_key = self._find_reference(dataset)
+
+        def compute() -> Arrays:
+            outputs = run() if run else self._run(plan, option, dataset)
+            return {"fidelity": measure_fidelity(self.task, reference, outputs)}
+
+        key = hash_of(*self._describe(plan, option, dataset), reference_key)
+        return np.asarray(self.cache.arrays(f"fidelity-{key}", compute)["fidelity"])
+
+    def _find_reference(self, dataset: Dataset) -> tuple[Arrays, str]:
+        """Find the source's outputs for these samples, and a digest of all that is compared with them."""
+        reference = self.reference[dataset.fingerprint]
+        return reference, hash_of(self.task.name, digest_arrays(reference), environment_digest())
+
+    def _run(self, plan: Plan, option: EngineOption, dataset: Dataset) -> Arrays:
+        """Build a plan, and compute its outputs."""
+        path = self.folder / "trial.onnx"
+        option.build(self.graph, plan, path)
+        with option.open_for_trial(path, cores()) as session:
+            return predict(session, self.task, dataset)
 
     def engine_fidelity(self, plan: Plan, option: EngineOption, dataset: Dataset) -> Array:
         """Measure the fidelity of an engine's outputs to those of the same graph run node by node, per sample, each run

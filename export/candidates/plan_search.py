@@ -1,5 +1,6 @@
 """The search of a precision ladder for the first plan that meets a goal."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -82,7 +83,7 @@ class RungTrials:
         """Predict the first place that is expected to meet the goal, of those after `low`, which misses it, to `high`.
 
         Between two plans that were tried, the infidelity is taken to fall as the sum of the sensitivities of the layers
-        in INT8 does. The middle where these are not known.
+        in INT8 does, and the information that is lost. The middle where these are not known.
         """
         middle = self.rung[(low + high) // 2]  # which measures the sensitivities where they are not
         if not self.sensitivity.keys() >= {node for node, each in middle.precision.items() if each in INTEGER}:
@@ -93,6 +94,9 @@ class RungTrials:
         if self.goal.worst is not None:
             worst = find_crossing(sums, 1 - float(missed.min()), 1 - float(met.min()), 1 - self.goal.worst)
             crossing = max(crossing, worst)
+        missed_loss, met_loss = (self.tried[place][1].information_loss for place in (low, high))
+        if self.goal.slack and self.goal.slack < missed_loss < math.inf:
+            crossing = max(crossing, find_crossing(sums, missed_loss, met_loss, self.goal.slack))
         return low + crossing
 
     def _sum_sensitivity(self, plan: Plan) -> float:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from laconic.artifacts.manifest import Manifest
 from laconic.artifacts.verdict import Comparison
-from laconic.timing.measurements import ORIGINAL, Measurements, Timing
+from laconic.timing.measurements import ORIGINAL, DynamicBaseline, Measurements, Timing
 from laconic.units import format_bytes, format_fidelity, format_seconds
 
 
@@ -21,8 +21,8 @@ class GainRow:
 
 
 def list_gains(manifest: Manifest, measured: Measurements, metric: str) -> Iterator[GainRow]:
-    """List rows for size, latency, throughput, fidelity and metric. metric: the name of the task's metric against
-    labels."""
+    """List rows for size, latency, throughput, fidelity and metric, and one for another form of the same file where it
+    was compared. metric: the name of the task's metric against labels."""
     before, after = measured.original_size, manifest.served_size
     yield GainRow("size", format_bytes(before), format_bytes(after), compare_sizes(before, after))
     for batch in dict.fromkeys((1, measured.knee)):
@@ -41,6 +41,8 @@ def list_gains(manifest: Manifest, measured: Measurements, metric: str) -> Itera
         yield from list_fidelity(comparison, metric, "unseen" if manifest.data else "made-up")
     for comparison in drift[1:]:
         yield format_kind(comparison)
+    if measured.dynamic:
+        yield format_dynamic(measured.dynamic)
 
 
 def list_fidelity(comparison: Comparison, metric: str, kind: str) -> Iterator[GainRow]:
@@ -75,6 +77,14 @@ def format_kind(comparison: Comparison) -> GainRow:
         artifact=format_fidelity(figures.get("fidelity", math.nan)),
         change=f"{', '.join(parts)} of {comparison.samples}",
     )
+
+
+def format_dynamic(baseline: DynamicBaseline) -> GainRow:
+    """Format the row of ONNX Runtime's dynamic quantization."""
+    if baseline.unavailable:
+        return GainRow("ONNX Runtime dynamic INT8", "", "-", "not available")
+    change = f"fidelity {format_fidelity(baseline.fidelity)}, {baseline.speed:.2f} x as fast"
+    return GainRow("ONNX Runtime dynamic INT8", "", format_bytes(baseline.size), change)
 
 
 def find_timings(timings: Iterable[Timing], batch: int) -> tuple[Timing, Timing] | None:

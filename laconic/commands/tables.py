@@ -41,6 +41,8 @@ def print_compressed(artifact: Artifact) -> None:
         )
     for sentence in (*manifest.verdict.doubts, *manifest.verdict.out_of_domain) if manifest.verdict else ():
         OUT.print(f"\n{sentence}", soft_wrap=True)
+    for sentence in artifact.measured.dynamic.gave_up if artifact.measured.dynamic else ():
+        OUT.print(f"\nThe artifact is {sentence}.", soft_wrap=True)
     if not artifact.measured.timings:
         OUT.print(
             f"\nNot timed: {manifest.placement} is not on this machine. There, run: laconic tune {artifact.path}",

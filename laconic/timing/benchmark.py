@@ -27,9 +27,15 @@ SETTLED = 0.02
 """A ratio is known when its quartiles are this close, relative to it: an engine must be faster by 5 % to be chosen
 before a preferred one."""
 
-PATIENCE = 20.0
+PATIENCE = 12.0
 """Seconds that timing one batch size may take; larger batch sizes are skipped if they are expected to take longer.
 Without a limit, seven rounds of ResNet-50's shape at six batch sizes took 154 of its 365 seconds."""
+
+COSTLY = 1.0
+"""Seconds of the rounds of a batch size that is left out where throughput falls: an OCR network that is fastest at 4
+rows spent a third of the time of its measurement on 32."""
+FALLEN = 0.05
+"""The share of throughput that the last two batch sizes must have lost for that."""
 
 
 def benchmark_sessions(
@@ -49,8 +55,8 @@ def benchmark_sessions(
 
     baseline: the session that speed-ups are relative to. batches: in rows. length: size of the dynamic axes. rounds:
     runs of each; as few as LEAST_ROUNDS when the ratios are known by then, or when the batches before say that more
-    would take longer than a quarter of `patience`. patience: seconds per batch size; infinite: all rounds of all
-    batches are run. clock: see `interleave`.
+    would take longer than a quarter of `patience`. patience: seconds per batch size, and nothing larger is run that
+    takes COSTLY seconds once throughput falls; infinite: all rounds of all batches are run. clock: see `interleave`.
     """
     timings: list[Timing] = []
     least = min(LEAST_ROUNDS, rounds)
@@ -58,7 +64,7 @@ def benchmark_sessions(
     row = 0.0
     for batch in batches:
         expected = row * batch
-        if expected * least > patience:
+        if expected * least > patience or (expected * least > COSTLY and is_falling(timings) and patience < math.inf):
             break
         most = rounds if expected == 0 or math.isinf(patience) else int(patience / 4 / expected)
         inputs = task.timed(batch, length)
@@ -68,6 +74,12 @@ def benchmark_sessions(
         row = sum(map(sum, seconds.values())) / len(seconds[baseline]) / batch
         step.advance()
     return timings
+
+
+def is_falling(timings: Sequence[Timing]) -> bool:
+    """Return whether the last two batch sizes gave no session a throughput near its best."""
+    engines = {each.engine: [one.rows_per_second for one in timings if one.engine == each.engine] for each in timings}
+    return bool(engines) and all(max(rates[-2:]) < (1 - FALLEN) * max(rates) for rates in engines.values())
 
 
 def is_settled(seconds: Mapping[str, Sequence[float]], *, baseline: str, least: int) -> bool:
@@ -114,7 +126,7 @@ def find_free_length(inputs: Mapping[str, Array], task: Processing) -> int:
 
 Runs = Mapping[str, Callable[[], object]]
 
-LONG = 1.0
+LONG = 0.25
 """Seconds of a run after which another to warm up changes nothing."""
 
 
@@ -128,7 +140,7 @@ def interleave(
 ) -> dict[str, list[float]]:
     """Time each candidate `rounds` times; in each round every candidate runs once, in a rotating order.
 
-    warmup: runs of each before, one where a run takes a second. clock: perf_counter for the latency that a user sees;
+    warmup: runs of each before, one where a run takes LONG. clock: perf_counter for the latency that a user sees;
     process_time for comparisons while other programs use the cores. enough: of the seconds so far, whether they
     suffice. Returns the seconds of each run, by candidate.
     """

@@ -4,6 +4,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, Po
 
 from laconic.hardware import Machine
 from laconic.runtimes.product import NOT_AUDITED, NOT_COUNTED, NOT_REPORTED, Product, share_multiply_adds
+from laconic.units import format_bytes, format_fidelity
 
 ORIGINAL = "original"
 """The name of the source among the timings."""
@@ -63,6 +64,33 @@ class TrialRecord(BaseModel):
     reason: str
 
 
+class DynamicBaseline(BaseModel):
+    """ONNX Runtime's dynamic quantization of the same ONNX file, beside the artifact.
+
+    size: bytes. samples: how many of the test samples the fidelities were measured on. speed: at batch 1, the median
+    over rounds of the artifact's time divided by its own. gave_up: a sentence for each of size, fidelity and
+    speed in which the artifact is worse. unavailable: why there are no figures.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    size: NonNegativeInt = 0
+    samples: NonNegativeInt = 0
+    fidelity: float = 0.0
+    fidelity_worst: float = 0.0
+    artifact_fidelity: float = 0.0
+    speed: NonNegativeFloat = 0.0
+    gave_up: tuple[str, ...] = ()
+    unavailable: str = ""
+
+    def describe(self) -> str:
+        """Return the figures in one line, or why there are none."""
+        if self.unavailable:
+            return f"not available: {self.unavailable}"
+        fidelities = f"{format_fidelity(self.fidelity)}, worst {format_fidelity(self.fidelity_worst)}"
+        return f"{format_bytes(self.size)}, fidelity {fidelities}, {self.speed:.2f} x the artifact's speed"
+
+
 class Measurements(BaseModel):
     """Everything about an artifact that differs from run to run; the content of measured.json.
 
@@ -72,6 +100,7 @@ class Measurements(BaseModel):
     of the source's weights. arithmetic: the share of the weights that each arithmetic multiplies with, as the engine
     reports it. products: the products of the model, each with the kernel that runs; empty in artifacts of earlier
     versions. search: the trials, if a search found the artifact.
+    dynamic: another form of an ONNX file; None where it was not compared.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -86,6 +115,7 @@ class Measurements(BaseModel):
     products: tuple[Product, ...] = ()
     seconds: dict[str, float] = {}
     search: tuple[TrialRecord, ...] = ()
+    dynamic: DynamicBaseline | None = None
     report: str | None = None
 
     @property
