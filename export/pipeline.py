@@ -133,14 +133,12 @@ class EngineBuild:
             verdict, golden = judge(chosen)
             step.note = verdict.describe()
         folder = self.folder / "alternatives"
-        portable = self.recipe.portable
-        placed = place_alternatives(candidates, chosen, graph, judge, folder, self.steps) if portable else ()
-        alternatives = tuple(placed)
-        source, answer = self.lineage.source, self.lineage.reference
-        is_compared = stages and self.ladder is None
-        dynamic = (
-            compare_dynamic(chosen, source, self.samples, answer, self.tolerance, self.steps) if is_compared else None
-        )
+        placed = place_alternatives(candidates, chosen, graph, judge, folder, self.steps)
+        alternatives = tuple(placed) if self.recipe.portable else ()
+        dynamic = None
+        if stages and self.ladder is None:
+            source, answer = self.lineage.source, self.lineage.reference
+            dynamic = compare_dynamic(chosen, source, self.samples, answer, self.tolerance, self.steps)
         lines = [format_candidate(candidate, chosen=candidate is chosen) for candidate in candidates]
         return ArtifactParts(
             manifest=self.make_manifest(chosen, graph, verdict, alternatives),

@@ -1,5 +1,6 @@
 """im2col: a linear layer or a convolution as a product of matrices."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
@@ -81,7 +82,8 @@ class Im2Col:
 
     def sum_input(self, values: Array, kernel: tuple[int, ...]) -> tuple[Array, int]:
         """Return the sum of all rows that the weight is multiplied with, [groups, in] float64, and their number. They
-        are summed axis by axis without being unfolded, which took three quarters of the rounding of an OCR network.
+        are summed axis by axis without being unfolded, which took three quarters of the rounding of an OCR network; of
+        many places of a convolution, those of every second or further row.
 
         Arguments as of `unfold_input`.
         """
@@ -90,13 +92,18 @@ class Im2Col:
             return rows.sum(axis=1, dtype=np.float64), rows.shape[1]
         reach = tuple(dilation * (size - 1) + 1 for dilation, size in zip(self.dilations, kernel, strict=True))
         padded = np.pad(values, self.padding(values.shape[2:], reach))
-        sums, count = padded.sum(axis=0, dtype=np.float64), len(values)
+        sizes = zip(padded.shape[2:], reach, self.strides, strict=True)
+        stops = [(size - wide) // stride + 1 for size, wide, stride in sizes]
+        hop = min(max(math.prod(stops) // MAX_PATCHES, 1), stops[0])
+        sums: Array = np.moveaxis(padded, 0, -1)  # [channels, *sizes, batch]
+        count = len(values)
         for axis, taps in enumerate(kernel):
-            stops = (padded.shape[2 + axis] - reach[axis]) // self.strides[axis] + 1
-            places = np.arange(stops)[:, None] * self.strides[axis] + np.arange(taps) * self.dilations[axis]
-            windows = np.zeros((padded.shape[2 + axis], taps))
-            windows[places, np.arange(taps)] = 1
-            sums, count = np.tensordot(sums, windows, axes=(1, 0)), count * stops
+            stride, dilation = self.strides[axis], self.dilations[axis]
+            end, step = (stops[axis] - 1) * stride + 1, stride * (1 if axis else hop)
+            places = [slice(tap, tap + end, step) for tap in range(0, taps * dilation, dilation)]
+            sums = np.stack([sums[:, place].sum(axis=1, dtype=np.float64) for place in places], axis=-1)
+            count *= len(range(0, end, step))
+        sums = sums.sum(axis=1)
         return np.asarray(sums.reshape(self.groups, -1)), count
 
     def padding(self, sizes: Iterable[int], reach: Iterable[int]) -> list[tuple[int, int]]:

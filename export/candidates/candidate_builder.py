@@ -1,13 +1,17 @@
 """Building the candidates of an artifact: for each engine option, the first plan that meets the goal."""
 
+import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
 
 from export.candidates.candidate import EngineCandidate, pair_float_graph, pair_ladders
 from export.candidates.engine_option import EngineOption, check_supported
 from export.candidates.plan_evaluator import PlanEvaluator
 from export.candidates.plan_search import PlanTrial, find_plan
-from export.candidates.race import measure_lag
 from laconic.artifacts.manifest import MODEL
 from laconic.data.dataset import Dataset
 from laconic.errors import LaconicError, RuntimeFailure, UnsupportedPrecision
@@ -19,7 +23,9 @@ from laconic.quantization.plan import Plan, PrecisionLadder
 from laconic.quantization.plan_file import digest_plan
 from laconic.recipes.goal import tighten
 from laconic.recipes.job import Job
+from laconic.tasks.processing import Processing
 from laconic.tasks.tolerance import Tolerance
+from laconic.timing.benchmark import LEAST_ROUNDS, LENGTH, interleave
 
 SOUND_SAMPLES = 16
 """Samples on which each candidate's engine is compared with the graph run node by node, which is slow. The verdict
@@ -163,3 +169,18 @@ class CandidateBuilder:
         limit = self.job.recipe.goal.max_size
         met = met and (limit is None or folder_size(folder) <= limit)
         return EngineCandidate(option, plan, model, best.fidelity, met)
+
+
+def measure_lag(
+    option: EngineOption, models: Sequence[Path], rivals: Sequence[EngineCandidate], task: Processing
+) -> float:
+    """Measure how many times as long as the fastest rival an engine option takes for one sample with the fastest of
+    these graphs, by processor time."""
+    with ExitStack() as stack:
+        ours = [stack.enter_context(option.open(model, 1)) for model in models]
+        theirs = [stack.enter_context(rival.option.open(rival.model, 1)) for rival in rivals]
+        inputs = task.timed(1, LENGTH)
+        runs = {str(number): partial(session.run, inputs) for number, session in enumerate((*ours, *theirs))}
+        seconds = interleave(runs, rounds=LEAST_ROUNDS, clock=time.process_time)
+        medians = [median(each) for each in seconds.values()]
+        return min(medians[: len(ours)]) / max(min(medians[len(ours) :]), 1e-9)

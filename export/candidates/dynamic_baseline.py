@@ -20,7 +20,6 @@ from laconic.errors import LaconicError
 from laconic.files import folder_size
 from laconic.models.source import GraphSource, Source
 from laconic.progress import Steps
-from laconic.quantization.plan import HALF
 from laconic.recipes.splits import SampleSplits
 from laconic.runtimes.onnxruntime import OnnxRuntime
 from laconic.runtimes.predict import predict
@@ -39,6 +38,9 @@ SECONDS = 6.0
 """How long the samples may take, by the timing of one: of more, as many as that allows are compared."""
 SAME_SIZE, SAME_FIDELITY, SAME_SPEED = 1.01, 5e-4, 0.95
 """Within these, neither is worse."""
+LAYERS = "layers"
+QUANTIZED = ("Cast", "Conv", "Gemm", "MatMul")
+"""Operators that read the weights of layers."""
 FLOATS = {TensorProto.FLOAT: "32", TensorProto.FLOAT16: "16", TensorProto.BFLOAT16: "16"}
 
 
@@ -145,7 +147,7 @@ def describe_floats(chosen: EngineCandidate) -> str:
     readers: dict[str, str] = {}
     for node in graph.node:
         for name in node.input:
-            readers.setdefault(name, "layers" if node.op_type in ("Cast", "Conv", "Gemm", "MatMul") else node.op_type)
+            readers.setdefault(name, LAYERS if node.op_type in QUANTIZED else node.op_type)
     sizes: Counter[tuple[str, str]] = Counter()
     for tensor in graph.initializer:
         if tensor.data_type in FLOATS:
@@ -155,9 +157,6 @@ def describe_floats(chosen: EngineCandidate) -> str:
     largest = [(name, bits, size) for (name, bits), size in sizes.most_common(2) if size > total / 20]
     if not largest:
         return "its scales and Q/DQ nodes take the rest"
-    parts = ", ".join(
-        f"{format_percent(size / total)} of it are {bits}-bit weights of {name}" for name, bits, size in largest
-    )
-    return parts + (
-        ", for the goal" if set(chosen.plan.precision.values()) & (HALF | {"float32"}) and chosen.met else ""
-    )
+    shares = [f"{format_percent(size / total)} of it are {bits}-bit weights of {name}" for name, bits, size in largest]
+    is_kept = any(name == LAYERS for name, _, _ in largest)
+    return ", ".join(shares) + (", which the goal or the recipe keeps so" if is_kept else "")

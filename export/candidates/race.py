@@ -5,11 +5,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from statistics import median
 
 from export.candidates.candidate import EngineCandidate, mean_speedup
-from export.candidates.engine_option import EngineOption
 from laconic.cache import Cache
 from laconic.hardware import this_machine
 from laconic.hashing import environment_digest, hash_of
@@ -17,8 +14,7 @@ from laconic.models.source import Source
 from laconic.progress import Steps
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan_file import digest_plan
-from laconic.tasks.processing import Processing
-from laconic.timing.benchmark import BATCHES, LEAST_ROUNDS, LENGTH, TRIAL_BATCHES, benchmark_sessions, interleave
+from laconic.timing.benchmark import BATCHES, TRIAL_BATCHES, benchmark_sessions
 from laconic.timing.measurements import ORIGINAL, Timing
 
 
@@ -67,21 +63,6 @@ def time_candidates(candidates: Sequence[EngineCandidate], source: Source, steps
         speedups = {name: mean_speedup([each for each in times if each.engine == name]) for name in sessions}
         step.note = "; ".join(f"{name}: {speed:.2f} x" for name, speed in speedups.items() if name != ORIGINAL)
         return speedups
-
-
-def measure_lag(
-    option: EngineOption, models: Sequence[Path], rivals: Sequence[EngineCandidate], task: Processing
-) -> float:
-    """Measure how many times as long as the fastest rival an engine option takes for one sample with the fastest of
-    these graphs, by processor time."""
-    with ExitStack() as stack:
-        ours = [stack.enter_context(option.open(model, 1)) for model in models]
-        theirs = [stack.enter_context(rival.option.open(rival.model, 1)) for rival in rivals]
-        inputs = task.timed(1, LENGTH)
-        runs = {str(number): partial(session.run, inputs) for number, session in enumerate((*ours, *theirs))}
-        seconds = interleave(runs, rounds=LEAST_ROUNDS, clock=time.process_time)
-        medians = [median(each) for each in seconds.values()]
-        return min(medians[: len(ours)]) / max(min(medians[len(ours) :]), 1e-9)
 
 
 def time_chosen(chosen: EngineCandidate, source: Source, steps: Steps) -> list[Timing]:
