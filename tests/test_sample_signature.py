@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from laconic.errors import SourceError
+from export.capture.capture import capture
+from laconic.errors import CaptureError, SourceError
 from laconic.models.sample_signature import infer_inputs
 from laconic.models.source_loading import load_source
 
@@ -112,3 +113,5 @@ def test_a_module_is_tried_on_its_samples_where_there_are_any(tmp_path):
     assert checkpoint.outputs[0].shape == ("batch", 16)
     made = checkpoint.task.sample_inputs({"batch": 5})
     assert made["lengths"].tolist() == [3, 7, 3, 7, 3]
+    with pytest.raises(CaptureError, match=r"line \d+ \(.*\) computes with a packed sequence .* by its length$"):
+        capture(checkpoint, tmp_path / "graph")

@@ -15,6 +15,8 @@ from export.sources import open_original_source
 from laconic.errors import SourceError
 from laconic.models.source_loading import load_source
 from laconic.tensor import TensorSpec
+from train.finetune.head import open_for
+from train.settings import TrainingRecipe
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # by torch.compile
 
@@ -145,6 +147,23 @@ def test_an_artifact_remembers_which_weights_it_was_made_from(laconic, tmp_path)
     assert code == 0, err
     original = open_original_source(tmp_path / "model.pt", tmp_path / "made", builder="models:Enclosing", trust=False)
     check(original.checkpoint, averaged)
+    original = ("--original", tmp_path / "model.pt", "--builder", "models:Enclosing")
+    for command in (("bench", "--rounds", "1", "--batches", "1"), ("tune",), ("build", "-o", tmp_path / "again")):
+        code, _, err = laconic(command[0], tmp_path / "made", *command[1:], *original)
+        assert code == 0, err
+    torch.save({"model": raw, "ema": raw}, tmp_path / "model.pt")
+    code, _, err = laconic("build", tmp_path / "made", *original, "-o", tmp_path / "other")
+    assert code != 0
+    assert "gives another graph" in err
+
+
+def test_training_starts_from_the_weights_of_the_key(tmp_path):
+    raw, averaged = models.Enclosing().state_dict(), models.Enclosing().state_dict()
+    torch.save({"model": raw, "ema": averaged}, tmp_path / "model.pt")
+    np.savez(tmp_path / "rows.npz", x=np.zeros((20, 4), np.float32))
+    keys = {"source": str(tmp_path / "model.pt"), "builder": "models:Enclosing", "data": str(tmp_path / "rows.npz")}
+    for key, state in (("ema", averaged), ("model", raw)):
+        check(open_for(TrainingRecipe.model_validate({**keys, "weights_key": key}), trust=True), state)
 
 
 @pytest.mark.parametrize("prefix", ["_orig_mod", "module._orig_mod", "net"])

@@ -17,6 +17,7 @@ import onnx_ir as ir
 import torch
 from torch.export import Dim
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.nn.utils.rnn import PackedSequence
 
 from export.capture.graph_file import OPSET, write_graph
 from export.capture.graph_forms import graph_forms
@@ -177,6 +178,12 @@ def describe_failure(error: BaseException) -> str:
         return (
             f"{place} depends on the values of tensors: a branch, a loop or a shape that a graph cannot hold. Compute "
             f"it from shapes, or with torch.where on all elements, and try again"
+        )
+    frames = traceback.walk_tb(error.__traceback__)
+    if any(isinstance(value, PackedSequence) for frame, _ in frames for value in frame.f_locals.values()):
+        return (
+            f"{place or 'a recurrent layer'} computes with a packed sequence (pack_padded_sequence), which no graph "
+            f"holds. Let the layer read the padded tensor, and take each row's last step by its length"
         )
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     reason = f"{type(error).__name__}: {lines[0] if lines else ''}"
