@@ -279,3 +279,6 @@ def test_an_onnx_file_is_opened_with_the_sizes_and_constants_that_the_artifact_k
     code, _, err = laconic("build", made, "--original", tmp_path / "p.onnx", "--engine-only", "openvino", "-o", again)
     assert code == 0, err
     assert Artifact.load(again).manifest.inputs == Artifact.load(made).manifest.inputs
+    options = ("--original", tmp_path / "p.onnx", "--data", tmp_path / "d.npz", "-o", tmp_path / "proven.laconic")
+    code, _, err = laconic("build", made, *options)
+    assert code == 0, err

@@ -137,8 +137,11 @@ class Artifact:
         return self.manifest.served_size
 
     def task(self) -> Task:
-        """Make the task, with the preprocessing that the artifact holds."""
-        return open_task(self.manifest.task, self.path, self.manifest.inputs)
+        """Make the task, with the preprocessing that the artifact holds. Samples may repeat the inputs of the source
+        that became constants."""
+        task = open_task(self.manifest.task, self.path, self.manifest.inputs)
+        task.constants = self.manifest.source.get("constants", {})
+        return task
 
     def require_proof(self, placement: Placement) -> None:
         """Raise UnprovenArtifact for a placement without a verdict, or with one that failed."""
