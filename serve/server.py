@@ -23,6 +23,7 @@ from serve.asgi.connection import Connection, Phase, enforce_deadlines
 from serve.asgi.listener import BACKLOG, bind, close_admin, format_address, listen, open_admin
 from serve.asgi.wire import to_json
 from serve.fronts import Fronts
+from serve.generation.text_writer import TextWriter
 from serve.grpc.grpc_server import GrpcServer
 from serve.http.app import App, create_app
 from serve.model_repository.model import Model
@@ -257,16 +258,27 @@ def format_welcome(
 
 
 def format_example(model: Model, url: str, *, key: bool) -> str:
-    """Format a request to the predict endpoint as a shell command. key: whether requests need one."""
-    address = f"{url}/v1/models/{model.name}/predict"
-    if key:
-        address += ' -H "X-API-Key: $KEY"'
+    """Format a request to the predict endpoint, or to a model that writes, as a shell command. key: whether requests
+    need one."""
+    header = ' -H "X-API-Key: $KEY"' if key else ""
+    if model.writer is not None:
+        return f"curl -N {url}/v1/{format_text_request(model, model.writer)}{header}"
+    address = f"{url}/v1/models/{model.name}/predict{header}"
     if model.task.upload is not None:
         return f"curl {address} -F {model.task.field}=@{model.task.upload.example}"
     body = to_json(model.task.example_request()).decode()
     if len(body) > LONGEST_EXAMPLE:
         return f"curl {url}/v2/models/{model.name}"
     return f"curl {address} -d {shlex.quote(body)}"
+
+
+def format_text_request(model: Model, writer: TextWriter) -> str:
+    """Format the route and the body of a request for text as a part of a shell command."""
+    request: dict[str, Any] = {"model": model.name, "stream": True}
+    if writer.chat is None:
+        return f"completions -d {shlex.quote(to_json(request | {'prompt': 'Once upon a time'}).decode())}"
+    messages = [{"role": "user", "content": "Hello there."}]
+    return f"chat/completions -d {shlex.quote(to_json(request | {'messages': messages}).decode())}"
 
 
 def write_line(text: str) -> None:

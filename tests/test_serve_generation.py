@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shlex
 import signal
 import socket
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from served import Running, eventually, running
 from test_serve_openapi import try_requests
 
 from serve.generation.generation_worker import GenerationWorker
+from serve.server import format_example
 
 pytest.importorskip("openvino_genai")
 
@@ -238,6 +240,15 @@ def test_requests_made_from_the_description_get_documented_answers(server: Runni
     statuses = try_requests(server.url, mode, 40, "completions")
     assert set(statuses) <= {200, 400, 404, 405, 413, 415}
     assert worker_of(server).running == 0
+
+
+def test_the_line_for_a_ready_server_shows_a_chat(server: Running) -> None:
+    model = server.app.repository.get("chat")
+    example = format_example(model, server.url, key=False)
+    command, *arguments = shlex.split(example)
+    assert (command, arguments[:2]) == ("curl", ["-N", f"{server.url}/v1/chat/completions"])
+    with server.client() as http:
+        assert http.post(arguments[1], content=arguments[-1]).text.endswith("data: [DONE]\n\n")
 
 
 def hang_up(server: Running, *, stream: bool) -> None:
