@@ -1,7 +1,8 @@
 """Answers in pieces: server-sent events."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,17 +27,17 @@ class EventStream(Answer):
 
     scope: Scope
     receive: Receive
-    events: AsyncIterator[Any]
+    events: AsyncGenerator[Any, None]
     end: Callable[[BaseException | None], None]
 
     async def send(self, send: Send) -> None:
         """Write the events to the connection until they end, or the client hangs up."""
         failure: BaseException | None = None
         try:
-            async with WhileConnected(self.scope, self.receive):
+            async with WhileConnected(self.scope, self.receive), aclosing(self.events) as events:
                 headers = [(b"content-type", self.content_type), *UNBUFFERED, *self.headers]
                 await send({"type": "http.response.start", "status": self.status, "headers": headers})
-                async for event in self.events:
+                async for event in events:
                     await send_piece(send, b"data: " + to_json(event) + b"\n\n")
                 await send_piece(send, DONE)
         except ClientGone as error:

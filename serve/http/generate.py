@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from functools import partial
 from typing import Any, ClassVar
 
@@ -125,7 +125,7 @@ async def collect(answer: WrittenAnswer, shape: AnswerFormat) -> Any:
     return shape.whole(choices, format_usage(answer.prompt_tokens, answer.tokens))
 
 
-async def stream(answer: WrittenAnswer, shape: AnswerFormat, choices: int) -> AsyncIterator[Any]:
+async def stream(answer: WrittenAnswer, shape: AnswerFormat, choices: int) -> AsyncGenerator[Any, None]:
     """Yield the chunks of an answer as they come."""
     for chunk in shape.opening(choices):
         yield chunk
