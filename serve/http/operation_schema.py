@@ -120,7 +120,7 @@ def describe_text(
         description,
         {"application/json": {"schema": schema}},
         "The answer; with `stream`, its chunks as server-sent events.",
-        {"application/json": {"schema": answer}, "text/event-stream": {"schema": STRING}},
+        {"application/json": {"schema": answer}, "text/event-stream": {}},
     )
 
 
