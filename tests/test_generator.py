@@ -195,6 +195,17 @@ def test_no_more_is_begun_than_the_cache_holds(graph: Path) -> None:
         OpenVinoGenAi(graph, context=512, cache_bytes=100)
 
 
+def test_settings_that_the_engine_refuses_cost_their_own_request_alone(tiny: OpenVinoGenAi) -> None:
+    tiny.add(GenerationRequest(1, (1, 2, 3), Sampling(10)))
+    for refused in ({"repetition_penalty": -1.0}, {"top_p": 2.0}, {"min_p": 3.0}, {"top_p": float("nan")}):
+        with pytest.raises(InputError, match="one is out of its range"):
+            tiny.add(GenerationRequest(2, (1, 2, 3), Sampling(10, temperature=1.0, **refused)))
+    tiny.add(GenerationRequest(3, (1, 2, 3), Sampling(10, temperature=1.0, top_p=5e-324)))
+    tiny.add(GenerationRequest(4, (1, 2, 3), Sampling(10, temperature=5e-324)))
+    texts, _ = finish(tiny)
+    assert texts[1, 0] == texts[3, 0] == texts[4, 0]
+
+
 def test_bfloat16_writes_too(graph: Path) -> None:
     with OpenVinoGenAi(graph, context=512, cache_bytes=1 << 20, compute="bfloat16") as generator:
         generator.add(GenerationRequest(1, (1, 2, 3), Sampling(10)))

@@ -251,6 +251,15 @@ def test_the_line_for_a_ready_server_shows_a_chat(server: Running) -> None:
         assert http.post(arguments[1], content=arguments[-1]).text.endswith("data: [DONE]\n\n")
 
 
+@pytest.mark.parametrize(
+    "limits", [{"top_p": 5e-324}, {"temperature": 5e-324}, {"min_p": 5e-324}, {"top_k": 2**31 - 1}, {"seed": -1}]
+)
+def test_settings_at_the_ends_of_their_ranges_do_not_end_the_engine(client: openai.OpenAI, limits: Any) -> None:
+    extra = {"temperature": 1.0, "max_tokens": 5} | limits
+    answer = client.chat.completions.create(model="chat", messages=ask(COUNT), extra_body=extra)
+    assert answer.choices[0].finish_reason == "length"
+
+
 def hang_up(server: Running, *, stream: bool) -> None:
     """Ask for many tokens, and leave after the first part of the answer, if it is a stream."""
     body = json.dumps(WILD | {"messages": ask(COUNT), "n": 8, "max_tokens": 200, "stream": stream}).encode()

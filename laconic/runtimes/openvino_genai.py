@@ -27,6 +27,8 @@ NO_STOP = 1 << 40
 COLDEST = 1e-3
 """The least temperature that tokens are drawn with: below it the likeliest has all of the probability anyway, and the
 engine's division by it overflows."""
+NARROWEST = 1e-6
+"""The least top_p: in the engine's single precision, smaller ones may be 0, which it refuses. Either leaves one token."""
 
 
 @dataclass
@@ -78,6 +80,10 @@ class OpenVinoGenAi(Generator):
         low, high = min(request.prompt), max(request.prompt)
         if low < 0 or high >= self.vocabulary:  # the engine would read what lies beside the embeddings
             raise InputError(f"the tokens run from {low} to {high}, and the model takes 0 to {self.vocabulary - 1}")
+        try:
+            make_config(request.sampling, 0).validate()
+        except Exception:
+            raise InputError("the engine does not take these settings of sampling: one is out of its range") from None
         self.ledger.hold(request)
         for index in range(request.sampling.n):
             self._choices[request.id, index] = EngineChoice(request, index)
@@ -201,7 +207,7 @@ def make_config(sampling: Sampling, index: int) -> "openvino_genai.GenerationCon
     config.do_sample = sampling.temperature >= COLDEST
     if config.do_sample:
         config.temperature = sampling.temperature
-        config.top_p = sampling.top_p
+        config.top_p = max(sampling.top_p, NARROWEST)
         config.min_p = sampling.min_p
         config.rng_seed = sampling.seed + index
         if sampling.top_k:

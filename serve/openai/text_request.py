@@ -51,7 +51,7 @@ class TextRequest(RequestPart):
     min_p: float | None = Field(None, ge=0, le=1)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=10)
     max_tokens: int | None = Field(None, ge=1, lt=1 << 31)
     logit_bias: dict[str, float] | None = None
     user: str | None = None
