@@ -28,7 +28,7 @@ COLDEST = 1e-3
 """The least temperature that tokens are drawn with: below it the likeliest has all of the probability anyway, and the
 engine's division by it overflows."""
 NARROWEST = 1e-6
-"""The least top_p: in the engine's single precision, smaller ones may be 0, which it refuses. Either leaves one token."""
+"""The least top_p: smaller ones may be 0 in single precision, which the engine refuses. Either leaves one token."""
 
 
 @dataclass
