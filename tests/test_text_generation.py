@@ -1,6 +1,7 @@
 """Language models that write: captured with a cache, they write what transformers writes, beyond their windows too."""
 
 import json
+import pickle
 import shutil
 
 import models
@@ -219,6 +220,11 @@ def test_null_answers_fail_and_each_figure_tells_a_model_from_its_neighbour():
         assert figures["agreement"].value < figures["agreement"].least, name
         assert figures["prefix_kept"].value < 0.2, name
         assert figures["exp_minus_kl"].value < 0.5, name
+
+
+def test_a_text_with_its_target_goes_to_another_process():
+    again = pickle.loads(pickle.dumps(TargetedText("the cat", (5, 6))))
+    assert (again, again.target) == ("the cat", (5, 6))
 
 
 def test_prompts_are_moved_to_the_right_end_of_their_rows():

@@ -28,6 +28,9 @@ class TargetedText(str):
         made.target = tuple(target)
         return made
 
+    def __getnewargs__(self) -> tuple[str, tuple[int, ...]]:  # type: ignore[override]
+        return str(self), self.target
+
 
 class Text2TextGeneration(WrittenText, SingleText):
     """A sample is a text."""

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from tokenizers import Tokenizer
 
@@ -12,9 +12,6 @@ from laconic.tasks.processing import ServedTask
 from serve.generation.generation_worker import GenerationWorker
 from serve.generation.token_stream import TokenStream
 from serve.generation.written_choice import TextPiece, WrittenChoice
-
-TASK = "text-generation"
-"""The task whose models write."""
 
 
 class RenderedChat(Protocol):
@@ -40,8 +37,9 @@ class LengthSettings(Protocol):
         """The repetition penalty where a request names none."""
 
 
+@runtime_checkable
 class WritingTask(Protocol):
-    """What is asked of the task of a model that writes."""
+    """What is asked of the task of a language model that writes."""
 
     tokenizer: Tokenizer
     chat: RenderedChat | None
@@ -52,8 +50,7 @@ class WritingTask(Protocol):
 
 def find_writing_task(task: ServedTask) -> WritingTask | None:
     """Return the task of a model that writes as such; None for any other."""
-    writing: Any = task
-    return writing if task.name == TASK else None
+    return task if isinstance(task, WritingTask) else None
 
 
 class ContextOverflow(InputError):
