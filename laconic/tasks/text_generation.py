@@ -108,6 +108,11 @@ class TextGeneration(WrittenText, CausalLm):
     def served_inputs(self) -> tuple[TensorSpec, ...]:
         return tuple(spec for spec in self.inputs if spec.name in SERVED)
 
+    def read_row(self, values: Mapping[str, Any], folder: Path) -> tuple[tuple[Any, ...], Any]:
+        """Read a sample as `CausalLm` does; no label, since an answer is part of the sample."""
+        samples, _ = super().read_row(values, folder)
+        return samples, None
+
     def has_target(self, sample: Any) -> bool:
         return isinstance(sample, (TargetedText, MarkedText))
 
