@@ -19,7 +19,7 @@ from export.sources import capture_graph
 from laconic.cache import Cache
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.source import CheckpointSource
-from laconic.runtimes.encoder_decoder_session import open_model
+from laconic.runtimes.model_session import open_model
 from laconic.runtimes.onnxruntime import OnnxRuntime
 from laconic.tasks.decoder_tensors import SEQUENCES
 
