@@ -56,7 +56,7 @@ def compress(
     cache: Cache | None = None,
     part: TestPart = "all",
 ) -> Result:
-    """Return apply the stages of a recipe, and write the artifact to `destination` atomically.
+    """Apply the stages of a recipe, and write the artifact to `destination` atomically.
 
     part: of the test samples, for the verdict. An interrupted run resumes from the cache. If the goal is not met, the
     best artifact is written and the result lists the unmet parts. Raises a LaconicError for an invalid source, data or
@@ -88,7 +88,7 @@ class CompressedCheckpoint:
 def compress_checkpoint(
     recipe: Recipe, destination: Path, *, trust: bool = False, steps: Steps | None = None, cache: Cache | None = None
 ) -> CompressedCheckpoint:
-    """Return apply the stages of a recipe to the module, and write the checkpoint to `destination` atomically, with a
+    """Apply the stages of a recipe to the module, and write the checkpoint to `destination` atomically, with a
     report of sizes and fidelity after each stage.
 
     An interrupted run resumes from the last finished stage, or from a training snapshot within one. Raises a
@@ -223,7 +223,7 @@ class StageRun:
         return checkpoint
 
     def apply(self) -> Checkpoint:
-        """Return apply the stage, and return its result with sizes and fidelity in the last record."""
+        """Apply the stage, and return its result with sizes and fidelity in the last record."""
         torch.manual_seed(self.context.seed)
         checkpoint = self.stage.apply(self.checkpoint, self.context)
         shutil.rmtree(self.context.work, ignore_errors=True)

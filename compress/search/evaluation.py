@@ -59,7 +59,7 @@ def open_context(recipe: Recipe, trust: bool, cache: Path, threads: int) -> Sear
 
 
 def run_trial(context: SearchContext, recipe: Recipe) -> TrialOutcome:
-    """Return apply the stages of a candidate's recipe, and measure the result before quantization. Where a stage fails,
+    """Apply the stages of a candidate's recipe, and measure the result before quantization. Where a stage fails,
     the outcome has its error."""
     with trust_addresses(context.trust):
         stages = torch_stages(recipe)
@@ -79,7 +79,7 @@ def run_trial(context: SearchContext, recipe: Recipe) -> TrialOutcome:
 def compress_and_evaluate(
     recipe: Recipe, stages: Sequence[tuple[str, TorchStage]], context: SearchContext
 ) -> TrialOutcome:
-    """Return apply the stages to the source, and measure the result before quantization."""
+    """Apply the stages to the source, and measure the result before quantization."""
     task, choose = context.source.task, context.samples.choose
     threads = torch.get_num_threads()
     torch.set_num_threads(context.threads)
