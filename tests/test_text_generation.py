@@ -136,6 +136,18 @@ def test_an_answer_ends_with_the_end_token_and_prompts_do_not_disturb_each_other
     assert lone.tolist() == ended[2:3].tolist()
 
 
+def test_nothing_is_written_beyond_the_context(family):
+    checkpoint, decoder = family
+    prompts = encode_prompts(checkpoint.task, 1)
+    length = prompts["input_ids"].shape[1]
+    settings = checkpoint.task.settings.model_copy(update={"max_new_tokens": 9, "eos_token_id": ()})
+    with open_model(decoder, make_runtime("onnxruntime").open, settings) as session:
+        free = session.run(prompts)["sequences"][0].tolist()
+        for room in (0, 1, 4):
+            session.generation = settings.model_copy(update={"max_length": length + room, "eos_token_id": (39,)})
+            assert session.run(prompts)["sequences"][0].tolist() == free[:room] + [39] + [0] * (8 - room)
+
+
 def test_a_target_gets_the_distributions_of_the_module_and_nothing_else_does(family):
     checkpoint, decoder = family
     inputs = checkpoint.task.encode([TargetedText(text, (5, 6, 7)) for text in checkpoint.task.examples(3)])
@@ -152,11 +164,11 @@ def test_a_target_gets_the_distributions_of_the_module_and_nothing_else_does(fam
             session.run(encode_prompts(checkpoint.task))
 
 
-def make_task(**options):
+def make_task(max_tokens=100, **options):
     return TextGeneration(
         tiny_tokenizer(),
         describe_inputs(16, (2, 1, 4)),
-        max_tokens=100,
+        max_tokens=max_tokens,
         pad_id=0,
         start_id=1,
         generation=GenerationSettings(decoder_start_token_id=1, eos_token_id=(2,)),
@@ -178,6 +190,17 @@ def test_a_long_text_is_cut_to_its_prompt_and_a_marked_answer_is_the_target():
     assert len(target) == COMPARED_TOKENS
     assert task.has_target(marked)
     assert not task.has_target(long)
+
+
+def test_prompt_and_target_fit_into_a_short_context():
+    task = make_task(max_tokens=20)
+    long = "the cat sat on a mat and looked at red blue green birds " * 3
+    ((prompt, target),) = task.divide([TargetedText(long, tuple(range(2, 15)) * 5)])
+    assert (len(prompt), len(target)) == (10, 10)
+    assert task.reference_settings.max_new_tokens == 10
+    ((prompt, target),) = task.divide([mark_completion(long[:56], long[55:])])
+    assert len(prompt) + len(target) <= 20
+    assert task.timed(2, 128)["input_ids"].shape == (2, 4)
 
 
 def test_the_last_answer_of_a_chat_is_the_target():

@@ -187,7 +187,7 @@ def read_preprocessing(opened: ModelFolder, model: Any, module: nn.Module) -> Pr
         mask_id=opened.source.get("mask_id"),
     )
     if isinstance(module, TextDecoder):
-        generation = read_text_generation(model, pad_id, made.start_id, made.end_id)
+        generation = read_text_generation(model, pad_id, made.start_id, made.end_id, made.max_tokens)
         return replace(
             made, generation=generation, cache_shape=find_text_cache_shape(model, made.start_id, opened.path)
         )

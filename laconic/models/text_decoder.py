@@ -93,8 +93,11 @@ def find_text_cache_shape(model: Any, token: int, origin: Path) -> CacheShape:
     return 2 * len(layers), shape[1], shape[3]
 
 
-def read_text_generation(model: Any, pad_id: int, start_id: int, end_id: int | None) -> GenerationSettings:
-    """Read the tokens that end an answer, and the most that it may have, of a causal language model.
+def read_text_generation(
+    model: Any, pad_id: int, start_id: int, end_id: int | None, context: int
+) -> GenerationSettings:
+    """Read the tokens that end an answer, and the most that it may have, of a causal language model. context: the most
+    tokens that it takes.
 
     How to sample is for each request to say, so that generation_config.json's temperature and penalties are left out.
     """
@@ -106,4 +109,5 @@ def read_text_generation(model: Any, pad_id: int, start_id: int, end_id: int | N
         eos_token_id=tuple(dict.fromkeys((*ends, *as_ids(end_id)))),
         pad_token_id=pad_id,
         max_new_tokens=max(1, min(int(most), LONGEST)),
+        max_length=context,
     )

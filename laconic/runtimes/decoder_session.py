@@ -29,7 +29,8 @@ class DecoderSession(Session):
     """Runs targets (teacher forcing), or writes them.
 
     With `position_ids` among the inputs it returns what `TextDecoder` does, for an empty past; without, the tokens that
-    it writes greedily after each prompt, as `sequences` [batch, max_new_tokens] int64, padded behind the end token.
+    it writes greedily after each prompt, as `sequences` [batch, max_new_tokens] int64, padded behind the end token; no
+    more than fit into the model's context (max_length).
     With `new_tokens` it writes so many, to be timed.
     """
 
@@ -69,10 +70,12 @@ class DecoderSession(Session):
     def _write(self, prompts: Array, settings: GenerationSettings) -> Array:
         """Write what follows prompts of one length: [batch, tokens] int64, at most max_new_tokens."""
         rows, length = prompts.shape
+        room = settings.max_new_tokens if settings.max_length is None else settings.max_length - length
+        most = min(settings.max_new_tokens, room)
         written = np.full((rows, 1), settings.decoder_start_token_id, np.int64)
         ended = np.zeros(rows, bool)
         past, ids = self._empty(rows), prompts
-        while written.shape[1] <= settings.max_new_tokens and not ended.all():
+        while written.shape[1] <= most and not ended.all():
             stop = length + written.shape[1] - 1
             places = np.broadcast_to(np.arange(stop - ids.shape[1], stop), ids.shape)
             outputs = self.decode(ids, np.ascontiguousarray(places), past)
@@ -82,6 +85,9 @@ class DecoderSession(Session):
             past = {past_name(index): outputs[present_name(index)] for index in range(len(self._cache))}
             ids = tokens[:, None]
             written = np.concatenate([written, ids], axis=1)
+        if most < settings.max_new_tokens and settings.eos_token_id:  # so that padding is not read as an answer
+            last = np.where(ended, settings.pad_token_id, settings.eos_token_id[0])
+            written = np.concatenate([written, last[:, None]], axis=1)
         return written[:, 1:]
 
     def _empty(self, rows: int) -> Arrays:

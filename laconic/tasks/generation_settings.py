@@ -29,7 +29,8 @@ class Prompt:
 class GenerationSettings(BaseModel):
     """The settings of greedy generation, named as in generation_config.json.
 
-    max_new_tokens: the most tokens of an answer, its end token included. min_new_tokens: before an answer may end.
+    max_new_tokens: the most tokens of an answer, its end token included. max_length: the most tokens of a prompt with
+    its answer, where one model reads both; None where nothing limits it. min_new_tokens: before an answer may end.
     languages: where an answer begins with a token of its language, the tokens to choose it from; empty where it does
     not. forced_decoder_ids: the next tokens, which are not chosen, as Whisper's for the language and the task.
     forced_bos_token_id, forced_eos_token_id: the first token, and the last one of an answer of the greatest length.
@@ -45,6 +46,7 @@ class GenerationSettings(BaseModel):
     eos_token_id: tuple[NonNegativeInt, ...] = ()
     pad_token_id: NonNegativeInt = 0
     max_new_tokens: int = Field(default=UNSTATED_LENGTH, ge=1, le=LONGEST)
+    max_length: PositiveInt | None = None
     min_new_tokens: NonNegativeInt = 0
     languages: tuple[NonNegativeInt, ...] = ()
     forced_decoder_ids: tuple[NonNegativeInt, ...] = ()

@@ -102,8 +102,12 @@ class TextGeneration(WrittenText, CausalLm):
 
     @property
     def reference_settings(self) -> GenerationSettings:
-        most = min(self.settings.max_new_tokens, COMPARED_TOKENS)
-        return self.settings.model_copy(update={"max_new_tokens": most})
+        return self.settings.model_copy(update={"max_new_tokens": min(self.settings.max_new_tokens, self.compared)})
+
+    @property
+    def compared(self) -> int:
+        """The most tokens of a target: no more than half of the model's context."""
+        return max(1, min(COMPARED_TOKENS, self.max_tokens // 2))
 
     def served_inputs(self) -> tuple[TensorSpec, ...]:
         return tuple(spec for spec in self.inputs if spec.name in SERVED)
@@ -137,12 +141,13 @@ class TextGeneration(WrittenText, CausalLm):
             written = list(getattr(sample, "target", ()))
             ended = len(ids) and ids[-1] == self.end_id and not self._is_end_read(sample)
             prompt = ids[: len(ids) - ended].tolist()
-            return prompt[:PROMPT_TOKENS] or [self.start_id], written[:COMPARED_TOKENS]
+            most = max(1, min(PROMPT_TOKENS, self.max_tokens - self.compared))
+            return prompt[:most] or [self.start_id], written[: self.compared]
         stop = len(learned) - int(learned[::-1].argmax())
         start = stop - int(np.append(~learned[:stop][::-1], True).argmax())
-        room = max(1, self.max_tokens - COMPARED_TOKENS)
+        room = max(1, self.max_tokens - self.compared)
         prompt = ids[max(0, start - room) : start].tolist()
-        return prompt or [self.start_id], ids[start : min(stop, start + COMPARED_TOKENS)].tolist()
+        return prompt or [self.start_id], ids[start : min(stop, start + self.compared)].tolist()
 
     def _is_end_read(self, sample: str) -> bool:
         """Return whether a text itself ends with the end token, which `tokenize` appends to any other."""
@@ -181,7 +186,7 @@ class TextGeneration(WrittenText, CausalLm):
 
     def timed(self, batch: int, length: int) -> Arrays:
         """Make prompts after which WRITTEN_TOKENS are written."""
-        drawn = self.typical(batch, length)
+        drawn = self.typical(batch, max(1, min(length, self.max_tokens - WRITTEN_TOKENS)))
         return {name: drawn[name] for name in SERVED} | {NEW_TOKENS: np.array(WRITTEN_TOKENS)}
 
     def check_values(self, inputs: Arrays) -> None:

@@ -1,6 +1,7 @@
 """Requests for text in OpenAI's API: their fields, each checked, and what becomes of them."""
 
 import secrets
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Self
 
@@ -122,9 +123,9 @@ class TextRequest(RequestPart):
         except InputError as error:
             raise InvalidParameter(self.prompt_field, str(error)) from None
 
+    @abstractmethod
     def encode_prompt(self, writer: TextWriter) -> tuple[int, ...]:
         """Encode the prompt. Raises InputError."""
-        raise NotImplementedError
 
     def make_sampling(self, writer: TextWriter, prompt: Sequence[int]) -> Sampling:
         """Say how the answer is written. Raises ContextOverflow where it does not fit in the model's context."""
