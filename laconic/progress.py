@@ -1,6 +1,10 @@
-"""Progress of a long run on the console: a bar for the current step on a terminal, one line per finished step."""
+"""Progress of a long run on the console: a bar for the current step on a terminal, one line per finished step.
+What libraries say to users of their own is hidden.
+"""
 
+import logging
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -94,3 +98,16 @@ class Steps:
                 yield self._bar
             finally:
                 self._bar = None
+
+
+@contextmanager
+def hide_library_messages() -> Iterator[None]:
+    """Hide warnings, and log messages up to warnings, of all libraries in the body."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -302,6 +302,9 @@ def test_a_server_writes_what_the_session_writes(artifacts, engine):
     with running(artifact.path, runtime=engine) as server, server.client() as client:
         answer = client.post("/v1/models/llama8/predict", json={"text": texts[0]})
         assert answer.json()["answers"] == expected
+        refused = client.post("/v1/models/llama8/predict", json={"text": " ".join(texts)})
+        assert refused.status_code == 400
+        assert "leaves no room for an answer" in refused.text
         described = client.get("/v2/models/llama8").json()
         assert [each["name"] for each in described["inputs"]] == ["input_ids", "attention_mask"]
         assert [each["name"] for each in described["outputs"]] == ["sequences"]

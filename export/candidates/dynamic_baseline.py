@@ -1,11 +1,8 @@
 """ONNX Runtime's dynamic quantization of an ONNX file beside the artifact: what anybody gets by one call, without
 samples."""
 
-import logging
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -19,7 +16,7 @@ from laconic.data.dataset import Dataset
 from laconic.errors import LaconicError
 from laconic.files import folder_size
 from laconic.models.source import GraphSource, Source
-from laconic.progress import Steps
+from laconic.progress import Steps, hide_library_messages
 from laconic.recipes.splits import SampleSplits
 from laconic.runtimes.onnxruntime import OnnxRuntime
 from laconic.runtimes.predict import predict
@@ -85,7 +82,7 @@ def measure_dynamic(
     folder = chosen.model.parent.parent / "dynamic"
     folder.mkdir()
     path = folder / "dynamic.onnx"
-    with hide_advice():
+    with hide_library_messages():
         quantize_dynamic(source.file or source.graph.path, path)
     task = source.task
     with chosen.option.open(chosen.model, 1) as artifact, OnnxRuntime().open(path) as dynamic:
@@ -106,19 +103,6 @@ def measure_dynamic(
         artifact_fidelity=float(ours.mean()),
         speed=timing.speedup,
     )
-
-
-@contextmanager
-def hide_advice() -> Iterator[None]:
-    """Hide what ONNX Runtime's tool tells its user on the terminal while the body runs."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
 
 
 def list_given_up(

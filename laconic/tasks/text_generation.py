@@ -9,7 +9,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from laconic.arrays import Array, Arrays
-from laconic.errors import CorruptArtifact
+from laconic.errors import CorruptArtifact, InputError
 from laconic.tasks.agreement import Agreement, share_of
 from laconic.tasks.answer_comparison import Labels
 from laconic.tasks.assets import PREPROCESS, read_asset
@@ -166,6 +166,16 @@ class TextGeneration(WrittenText, CausalLm):
     def encode_request(self, sample: Any) -> Arrays:
         """Encode a whole prompt, which is not cut as those of samples in files are."""
         return CausalLm.encode(self, [sample])
+
+    def split(self, sample: Any) -> list[Any]:
+        """Return the sample alone. Raises InputError for a prompt that leaves no room for an answer: none is cut."""
+        (encoding,) = self.encode_texts([sample])
+        if encoding.overflowing or len(encoding.ids) >= self.max_tokens:
+            raise InputError(
+                f"the model's context is {self.max_tokens} tokens, and the text leaves no room for an answer. Send a "
+                f"shorter text"
+            )
+        return [sample]
 
     def encode_places(self, ids: Array, past: int, seed: int) -> Arrays:
         """Return the places of tokens behind `past` others, and random keys and values for those. ids: [batch, seq]."""

@@ -1,12 +1,9 @@
 """Low-rank adapters (LoRA): small trained matrices beside frozen weights, merged into them at the end."""
 
 import importlib
-import logging
 import re
-import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, ClassVar, Literal
@@ -21,6 +18,7 @@ from laconic import registry
 from laconic.errors import RecipeError
 from laconic.models.adapter import Adapter
 from laconic.models.repeated_layers import find_layers
+from laconic.progress import hide_library_messages
 from train.step.step_parts import StepParts
 from train.step.technique import Proposal, Technique
 
@@ -125,7 +123,7 @@ class Lora(Technique):
             target_modules="|".join(re.escape(name) for name in names),
             fan_in_fan_out=isinstance(module.get_submodule(names[0]), Conv1D),
         )
-        with suppress_warnings(), torch.device("meta"):
+        with hide_library_messages(), torch.device("meta"):
             peft.inject_adapter_in_model(config, module)
         layers: dict[str, Any] = {name: module.get_submodule(name) for name in names}
         for layer in layers.values():
@@ -222,20 +220,7 @@ def move_to_device(parts: StepParts, frozen_dtype: torch.dtype) -> None:
 def import_peft() -> Any:
     """Import peft. Raises MissingPackage if it is not installed."""
     try:
-        with suppress_warnings():
+        with hide_library_messages():
             return importlib.import_module("peft")
     except ModuleNotFoundError as error:
         raise registry.missing_package(error.name or "peft") from error
-
-
-@contextmanager
-def suppress_warnings() -> Iterator[None]:
-    """Silence the warnings of peft and its imports about missing kernels, and about Conv1D, which peft handles."""
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(level)
