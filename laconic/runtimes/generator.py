@@ -18,9 +18,11 @@ class Sampling:
 
     max_new_tokens: the most tokens of a choice, its stop token included. temperature: 0 takes the likeliest token.
     top_p, top_k, min_p: what a token is drawn from; top_k 0 is all tokens. repetition_penalty: of tokens in the prompt
-    or the choice (Keskar et al., 2019). seed: the same seed draws the same tokens; choice i of `n` draws with seed + i.
-    stop_token_ids: a choice ends with any of these. logprobs: whether events hold the logarithm of the probability that
-    the model gave each token.
+    or the choice (Keskar et al., 2019). frequency_penalty: taken from the score of a token as often as the choice has
+    it; presence_penalty: once, if it has it. logit_bias: added to the scores of tokens. seed: the same seed draws the
+    same tokens; choice i of `n` draws with seed + i. stop_token_ids: a choice ends with any of these. logprobs: whether
+    events hold the logarithm of the probability that the model gave each token; top_logprobs: of how many of the
+    likeliest tokens too. grammar: what the choice's text must match, a grammar of llguidance; empty without one.
     """
 
     max_new_tokens: int
@@ -29,10 +31,22 @@ class Sampling:
     top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
     n: int = 1
     logprobs: bool = False
+    top_logprobs: int = 0
+    grammar: str = ""
+
+    @property
+    def needs_logits(self) -> bool:
+        """Whether tokens are chosen in a way that takes all of the model's scores, which some engines keep inside."""
+        return bool(
+            self.frequency_penalty or self.presence_penalty or self.logit_bias or self.top_logprobs or self.grammar
+        )
 
 
 @dataclass(frozen=True)
@@ -46,14 +60,16 @@ class GenerationRequest:
 
 @dataclass(frozen=True)
 class TokenEvent:
-    """The tokens that one step added to one choice of a request. logprobs: of each, where they were asked for.
-    finish_reason: None unless these are the choice's last."""
+    """The tokens that one step added to one choice of a request. logprobs: of each, where they were asked for;
+    top_logprobs: of each, the likeliest tokens with theirs, likeliest first. finish_reason: None unless these are the
+    choice's last."""
 
     request_id: int
     choice: int
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...] = ()
     finish_reason: FinishReason | None = None
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
 
 
 Holder = tuple[int, int]

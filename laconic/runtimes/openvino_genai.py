@@ -80,6 +80,8 @@ class OpenVinoGenAi(Generator):
         low, high = min(request.prompt), max(request.prompt)
         if low < 0 or high >= self.vocabulary:  # the engine would read what lies beside the embeddings
             raise InputError(f"the tokens run from {low} to {high}, and the model takes 0 to {self.vocabulary - 1}")
+        if request.sampling.needs_logits:
+            raise InputError("the engine does not give the scores of all tokens, which these settings of sampling need")
         try:
             make_config(request.sampling, 0).validate()
         except Exception:
