@@ -12,6 +12,7 @@ from laconic import hardware
 from laconic.commands import doctor
 from laconic.limits import thread_pools
 from laconic.limits.cgroups import read_cpu_quota, read_memory_limit
+from serve.settings.server_settings import MIB, Settings
 
 V2 = "31 23 0:28 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate"
 V1_CPU = "32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw shared:9 - cgroup cgroup rw,cpu,cpuacct"
@@ -146,6 +147,19 @@ def test_memory_is_that_of_the_container_unless_the_machine_has_less(container):
     assert hardware.this_machine().memory == 2**29
     container("max", NO_LIMIT)
     assert hardware.this_machine().memory == hardware.physical_memory()
+
+
+@pytest.mark.parametrize(
+    ("limit", "fronts", "body", "in_flight", "cache"),
+    [("536870912", 1, 64, 64, 128), ("268435456", 2, 16, 16, 32), (str(2**33), 1, 64, 256, 1024)],
+)
+def test_bodies_and_the_cache_of_the_server_follow_the_memory(container, limit, fronts, body, in_flight, cache):
+    container("max", limit)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hardware, "physical_memory", lambda: 2**36)
+        settings = Settings(fronts=fronts)
+        assert Settings(max_body="1 GiB").max_body == 2**30
+    assert (settings.max_body, settings.max_in_flight, settings.kv_cache) == (body * MIB, in_flight * MIB, cache * MIB)
 
 
 def test_the_doctor_says_where_limits_come_from(container):

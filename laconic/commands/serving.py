@@ -62,7 +62,7 @@ def describe_option(field: FieldInfo) -> str:
     meaning = (field.description or "").replace("`", "")
     meaning = meaning[:1].upper() + meaning[1:]
     default = field.default
-    if default is None or default is False or default == ():
+    if field.default_factory or default is None or default is False or default == ():
         return f"{meaning}."
     if takes_bytes(field):
         return f"{meaning}; default: {format_binary_bytes(default)}."

@@ -1,12 +1,13 @@
 """Settings of the server."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
 from laconic.config import Strict
-from laconic.hardware import cores
+from laconic.hardware import cores, memory
 from laconic.units import Bytes
 
 KIB = 1 << 10
@@ -36,12 +37,25 @@ Shares = Annotated[dict[str, Annotated[int, Field(ge=1)]], BeforeValidator(read_
 """Cores by the name of a model."""
 
 
+def fit_memory(most: int, part: int) -> Callable[[dict[str, Any]], int]:
+    """Return what computes a default in bytes: `most`, or one part in so many of the memory where that is less, divided
+    among the processes that share the port."""
+
+    def choose(values: dict[str, Any]) -> int:
+        available = memory() // (part * values.get("fronts", 1))
+        return min(most, available) if available else most
+
+    return choose
+
+
 def setting(default: Any, panel: str, meaning: str, **constraints: Any) -> Any:
     """Define a setting once: for the file, the environment, the command line and the documentation.
 
-    panel: of the help. meaning: a phrase without a full stop; it names the default where that is None.
+    default: a value, or a function of the settings before it. panel: of the help. meaning: a phrase without a full
+    stop; it names the default where that is None or computed.
     """
-    return Field(default, description=meaning, json_schema_extra={"panel": panel}, **constraints)
+    start = {"default_factory": default} if callable(default) else {"default": default}
+    return Field(**start, description=meaning, json_schema_extra={"panel": panel}, **constraints)
 
 
 class Settings(Strict):
@@ -75,7 +89,10 @@ class Settings(Strict):
         5, "Engines", "crashes of a worker in a row, after the last of which it is not started again", ge=1
     )
     kv_cache: Bytes = setting(
-        1024 * MIB, "Engines", "cache of a language model, shared by the requests that it writes answers to"
+        fit_memory(1024 * MIB, 4),
+        "Engines",
+        "cache of a language model, shared by the requests that it writes answers to; default: 1 GiB, or a quarter of "
+        "the memory where that is less",
     )
     models: Path | None = setting(None, "Models", "folder of artifacts that is watched")
     require: Names = setting(
@@ -102,14 +119,24 @@ class Settings(Strict):
         256, "Queue", "requests that wait for room in the cache of a language model; further ones get 429", ge=0
     )
     max_rows: int = setting(4096, "Requests", "samples or rows of one request", ge=1)
-    max_body: Bytes = setting(64 * MIB, "Requests", "body of one request, both as sent and decompressed")
+    max_body: Bytes = setting(
+        fit_memory(64 * MIB, 8),
+        "Requests",
+        "body of one request, both as sent and decompressed; default: 64 MiB, or an eighth of the memory where that is "
+        "less",
+    )
     max_json: Bytes = setting(
         16 * MIB, "Requests", "JSON of one request; tensors in binary and image files are not JSON"
     )
     max_json_elements: int = setting(
         500_000, "Requests", "elements of the JSON, estimated by its commas; a list or an object counts as 10", ge=1
     )
-    max_in_flight: Bytes = setting(256 * MIB, "Requests", "bodies and large answers of all requests together")
+    max_in_flight: Bytes = setting(
+        fit_memory(256 * MIB, 8),
+        "Requests",
+        "bodies and large answers of all requests together; default: 256 MiB, or an eighth of the memory where that is "
+        "less",
+    )
     max_connections: int = setting(1000, "Connections", "connections at a time", ge=1)
     max_headers: Bytes = setting(32 * KIB, "Connections", "headers of one request")
     header_timeout: Seconds = setting(10.0, "Connections", "seconds for the headers to arrive")
