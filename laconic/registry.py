@@ -254,7 +254,7 @@ PACKAGES_OF_EXTRA = {
     "timm": ("timm",),
     "train": ("torchao", "peft", "accelerate", "tensorboard", "pynvml"),
     "cpu": ("onnxruntime", "openvino"),
-    "generate": ("openvino_genai",),
+    "generate": ("openvino_genai", "llguidance"),
     "tensorrt": ("tensorrt",),
     "gpu": ("cuda",),
     "serve": ("fastapi", "uvicorn", "orjson", "prometheus_client", "tokenizers", "PIL"),
