@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import traceback
+from dataclasses import astuple
 from io import BufferedReader
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -97,10 +98,7 @@ def write(generator: Generator, commands: "SimpleQueue[Command]", control: socke
     while True:
         events = obey(generator, commands)
         if not generator.is_idle:
-            events += [
-                [event.request_id, event.choice, event.token_ids, event.logprobs, event.finish_reason]
-                for event in generator.step()
-            ]
+            events += map(astuple, generator.step())
         now = time.monotonic()
         if events:
             control.sendall(orjson.dumps(events) + b"\n")
@@ -125,6 +123,7 @@ def obey(generator: Generator, commands: "SimpleQueue[Command]") -> list[Any]:
         request = command["add"]
         sampling = request["sampling"]
         sampling["stop_token_ids"] = tuple(sampling["stop_token_ids"])
+        sampling["logit_bias"] = tuple((token, bias) for token, bias in sampling["logit_bias"])
         try:
             generator.add(GenerationRequest(request["id"], tuple(request["prompt"]), Sampling(**sampling)))
         except LaconicError as error:

@@ -169,14 +169,15 @@ class GenerationWorker:
             if isinstance(event, dict):
                 self._refuse(event)
             elif (stream := self._streams.get(event[0])) is not None:
-                request_id, choice, tokens, logprobs, reason = event
+                request_id, choice, tokens, logprobs, reason, likeliest = event
                 self._count(stream, choice, len(tokens), now)
                 if reason is not None:
                     stream.open_choices.discard(choice)
                     self.admission.release(request_id, choice, (now - stream.began) * 1e-9)
                     if not stream.open_choices:
                         del self._streams[request_id]
-                stream.put(TokenEvent(request_id, choice, tuple(tokens), tuple(logprobs), reason))
+                top = tuple(tuple((token, logprob) for token, logprob in each) for each in likeliest)
+                stream.put(TokenEvent(request_id, choice, tuple(tokens), tuple(logprobs), reason, top))
 
     def _count(self, stream: TokenStream, choice: int, tokens: int, now: int) -> None:
         if tokens:
