@@ -12,11 +12,13 @@ from serve.generation.detokenizer import Detokenizer, StopMatcher
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """A token of a text with the logarithm of its probability. start: where in the text its characters begin."""
+    """A token of a text with the logarithm of its probability. start: where in the text its characters begin.
+    likeliest: the likeliest tokens in its place with theirs, where they were asked for."""
 
     token: int
     logprob: float
     start: int
+    likeliest: Sequence[tuple[int, float]] = ()
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,8 @@ class WrittenChoice:
             if token in self.stop_token_ids:
                 break
             if event.logprobs:
-                self._logprobs.append(TokenLogprob(token, event.logprobs[place], self._decoded))
+                likeliest = event.top_logprobs[place] if event.top_logprobs else ()
+                self._logprobs.append(TokenLogprob(token, event.logprobs[place], self._decoded, likeliest))
             decoded = self.detokenizer.add(token)
             self._decoded += len(decoded)
             piece, is_stopped = self.matcher.add(decoded)

@@ -51,7 +51,8 @@ class ChatRequest(TextRequest):
 
     def refuse_unsupported(self) -> None:
         super().refuse_unsupported()
-        refuse("top_logprobs", self.top_logprobs, "the engine gives the probability of the chosen token alone")
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidParameter("top_logprobs", "'top_logprobs' are a part of the logprobs. Set 'logprobs' to true")
         if self.response_format is not None and self.response_format.type != "text":
             refuse("response_format", True, "the engine cannot be held to JSON without its own tokenizer. Use 'text'")
         refuse("tools", self.tools, "put their description into a message")
@@ -67,6 +68,10 @@ class ChatRequest(TextRequest):
     @property
     def has_logprobs(self) -> bool:
         return bool(self.logprobs)
+
+    @property
+    def likeliest(self) -> int:
+        return self.top_logprobs or 0
 
     def encode_prompt(self, writer: TextWriter) -> tuple[int, ...]:
         return writer.encode_chat([message.flatten() for message in self.messages])

@@ -21,7 +21,6 @@ class CompletionRequest(TextRequest):
 
     def refuse_unsupported(self) -> None:
         super().refuse_unsupported()
-        refuse("logprobs", self.logprobs, "the engine gives the probability of the chosen token alone. Give 0 for that")
         refuse("echo", self.echo, "the prompt is not scored")
         refuse("suffix", self.suffix, "the model continues texts")
         if self.best_of not in (None, self.choices):
@@ -32,6 +31,10 @@ class CompletionRequest(TextRequest):
     @property
     def has_logprobs(self) -> bool:
         return self.logprobs is not None
+
+    @property
+    def likeliest(self) -> int:
+        return self.logprobs or 0
 
     def encode_prompt(self, writer: TextWriter) -> tuple[int, ...]:
         prompt: Any = self.prompt

@@ -5,6 +5,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 from tokenizers import Tokenizer
@@ -95,11 +96,16 @@ class ChatFormat(AnswerFormat):
         }
 
     def _format_logprobs(self, logprobs: Sequence[TokenLogprob]) -> Json:
-        tokens = [(each, *describe_token(self.tokenizer, each.token)) for each in logprobs]
         content = [
-            {"token": text, "logprob": each.logprob, "bytes": data, "top_logprobs": []} for each, text, data in tokens
+            self._format_token(entry.token, entry.logprob)
+            | {"top_logprobs": [self._format_token(*likely) for likely in entry.likeliest]}
+            for entry in logprobs
         ]
         return {"content": content, "refusal": None}
+
+    def _format_token(self, token: int, logprob: float) -> Json:
+        text, data = describe_token(self.tokenizer, token)
+        return {"token": text, "logprob": logprob, "bytes": data}
 
 
 class CompletionFormat(AnswerFormat):
@@ -119,17 +125,31 @@ class CompletionFormat(AnswerFormat):
         return self.format_choice(piece)
 
     def _format_logprobs(self, logprobs: Sequence[TokenLogprob]) -> Json:
+        name = partial(name_token, self.tokenizer)
+        likeliest = [
+            {name(token): logprob for token, logprob in (*entry.likeliest, (entry.token, entry.logprob))}
+            for entry in logprobs
+        ]
         return {
-            "tokens": [describe_token(self.tokenizer, each.token)[0] for each in logprobs],
-            "token_logprobs": [each.logprob for each in logprobs],
-            "top_logprobs": None,
-            "text_offset": [each.start for each in logprobs],
+            "tokens": [name(entry.token) for entry in logprobs],
+            "token_logprobs": [entry.logprob for entry in logprobs],
+            "top_logprobs": likeliest if any(entry.likeliest for entry in logprobs) else None,
+            "text_offset": [entry.start for entry in logprobs],
         }
 
 
 def format_usage(prompt: int, written: int) -> Json:
     """Format the tokens of a prompt, and of all choices."""
     return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
+
+
+def name_token(tokenizer: Tokenizer, token: int) -> str:
+    """Return a token as text; a part of a character as OpenAI names it, `bytes:\\xf0`, so that no two tokens share a
+    name."""
+    text, data = describe_token(tokenizer, token)
+    if BROKEN not in text:
+        return text
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data) if data else f"token:{token}"
 
 
 def describe_token(tokenizer: Tokenizer, token: int) -> tuple[str, list[int] | None]:

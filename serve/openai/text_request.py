@@ -17,9 +17,9 @@ SEEDS = 1 << 32
 UNKNOWN, MISSING = "extra_forbidden", "missing"
 """Pydantic's kinds of errors."""
 
-PENALTY = "the engine turns it around for tokens with a negative score. Use 'repetition_penalty'"
-
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
+TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
 class RequestPart(BaseModel):
@@ -54,7 +54,7 @@ class TextRequest(RequestPart):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, ge=0.01, le=10)
     max_tokens: int | None = Field(None, ge=1, lt=1 << 31)
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[TokenId, Bias] | None = None
     user: str | None = None
 
     @classmethod
@@ -85,9 +85,6 @@ class TextRequest(RequestPart):
 
     def refuse_unsupported(self) -> None:
         """Raise InvalidParameter for what this server does not do."""
-        refuse("logit_bias", self.logit_bias, "the engine takes no bias of single tokens. Leave it out")
-        refuse("frequency_penalty", self.frequency_penalty, PENALTY)
-        refuse("presence_penalty", self.presence_penalty, PENALTY)
         if self.stream_options is not None and not self.stream:
             raise InvalidParameter("stream_options", "'stream_options' are for streams alone. Set 'stream'")
 
@@ -110,6 +107,11 @@ class TextRequest(RequestPart):
     def has_logprobs(self) -> bool:
         """Whether the answer holds the probabilities of its tokens."""
         return False
+
+    @property
+    def likeliest(self) -> int:
+        """The number of likeliest tokens whose probabilities the answer holds beside those of its own."""
+        return 0
 
     @property
     def most_tokens(self) -> int | None:
@@ -136,10 +138,23 @@ class TextRequest(RequestPart):
             top_k=max(0, self.top_k or 0),
             min_p=self.min_p or 0.0,
             repetition_penalty=self.repetition_penalty or writer.settings.repetition_penalty,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            presence_penalty=self.presence_penalty or 0.0,
+            logit_bias=self._read_bias(writer.vocabulary),
             seed=secrets.randbelow(SEEDS) if self.seed is None else self.seed % SEEDS,
             n=self.choices,
             logprobs=self.has_logprobs,
+            top_logprobs=self.likeliest,
         )
+
+    def _read_bias(self, vocabulary: int) -> tuple[tuple[int, float], ...]:
+        """Return the biases by token. Raises InvalidParameter for tokens that the model does not have."""
+        biases = tuple((int(token), bias) for token, bias in (self.logit_bias or {}).items())
+        if unknown := [token for token, _ in biases if token >= vocabulary]:
+            raise InvalidParameter(
+                "logit_bias", f"'logit_bias' names token {unknown[0]}, and the model takes 0 to {vocabulary - 1}"
+            )
+        return biases
 
 
 def refuse(name: str, value: object, reason: str) -> None:
