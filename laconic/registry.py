@@ -259,6 +259,7 @@ PACKAGES_OF_EXTRA = {
     "gpu": ("cuda",),
     "serve": ("fastapi", "uvicorn", "orjson", "prometheus_client", "tokenizers", "PIL"),
     "otel": ("opentelemetry",),
+    "remote": ("fsspec", "aiohttp"),
 }
 """The packages that each extra of Laconic installs, by their import names."""
 

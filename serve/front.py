@@ -48,7 +48,7 @@ class Front:
         code = 1
         try:
             self.run(
-                [Path(path) for path in job["artifacts"]],
+                {name: Path(path) for name, path in job["artifacts"].items()},
                 Settings.model_validate(job["settings"]),
                 host=job["host"],
                 port=job["port"],

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -31,14 +31,15 @@ log = logging.getLogger("laconic.serve")
 
 
 class Fronts:
-    """Starts front processes, starts them again, and stops them. host and port: what all of them bind."""
+    """Starts front processes, starts them again, and stops them. artifacts: folders by the names of
+    models. host and port: what all of them bind."""
 
-    def __init__(self, artifacts: Sequence[Path], settings: Settings, host: str, port: int) -> None:
+    def __init__(self, artifacts: Mapping[str, Path], settings: Settings, host: str, port: int) -> None:
         if settings.grpc_port == 0:
             raise UsageError("several fronts share one gRPC port: give --grpc-port a number, not 0")
         self.jobs = [
             {
-                "artifacts": [str(path.absolute()) for path in artifacts],
+                "artifacts": {name: str(path.absolute()) for name, path in artifacts.items()},
                 "host": host,
                 "port": port,
                 "settings": divide(settings, number).model_dump(mode="json"),

@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from serve.fronts import Fronts
 from serve.generation.text_writer import TextWriter
 from serve.grpc.grpc_server import GrpcServer
 from serve.http.app import App, create_app
+from serve.model_repository.artifact_sources import locate_artifacts
 from serve.model_repository.model import Model
 from serve.observation.logs import open_log
 from serve.security.origin import is_loopback
@@ -165,7 +166,7 @@ class Server(uvicorn.Server):
 
 
 def serve(
-    artifacts: Sequence[Path],
+    artifacts: Sequence[Path | str],
     *,
     host: str = "127.0.0.1",
     port: int = 8000,
@@ -175,9 +176,9 @@ def serve(
 ) -> None:
     """Serve until a signal stops it.
 
-    port: 0 takes a free one. announce: called with the line for a ready server. settings: a file. options: those of
-    Settings, which win over the environment and the file. Raises UsageError for settings that are none and for a port
-    that cannot be bound, and what opening the artifacts raises.
+    artifacts: as of `locate_artifacts`. port: 0 takes a free one. announce: called with the line for a ready server.
+    settings: a file. options: those of Settings, which win over the environment and the file. Raises UsageError for
+    settings that are none and for a port that cannot be bound, and what finding and opening the artifacts raises.
     """
     limits = load_settings(options, os.environ, settings)
     if is_loopback(host) and not limits.allowed_hosts:
@@ -187,15 +188,16 @@ def serve(
     if threading.current_thread() is threading.main_thread():
         # As a container's first process it would otherwise not hear the signal while it loads.
         signal.signal(signal.SIGTERM, leave)
+    paths = locate_artifacts(artifacts, limits)
     if limits.fronts == 1:
-        run(artifacts, limits, host=host, port=port, announce=announce or write_line)
+        run(paths, limits, host=host, port=port, announce=announce or write_line)
         return
     with bind(host, port, shared=True) as reserved:  # the fronts listen on it, this process does not
-        Fronts(artifacts, limits, host, reserved.getsockname()[1]).run(announce or write_line)
+        Fronts(paths, limits, host, reserved.getsockname()[1]).run(announce or write_line)
 
 
 def run(
-    artifacts: Sequence[Path],
+    artifacts: Mapping[str, Path],
     settings: Settings,
     *,
     host: str,
@@ -205,7 +207,8 @@ def run(
 ) -> None:
     """Serve in this process until a signal stops it.
 
-    attach: given what handles signals, where they come from the supervisor of several processes that share the port.
+    artifacts: folders by the names of models. attach: given what handles signals, where they come from the supervisor
+    of several processes that share the port.
     """
     certificate = load_certificate(settings)
     with ExitStack() as stack:

@@ -179,7 +179,7 @@ class Running:
 
 
 @contextmanager
-def running(*paths: Path, **options: Any) -> Iterator[Running]:
+def running(*paths: Path | str, **options: Any) -> Iterator[Running]:
     """Serve these artifacts in a thread, at a free port."""
     settings = Settings(**{"drain": 0} | options)
     app = create_app(paths, settings)

@@ -281,7 +281,7 @@ GRAPHS = {
 def serve(path):
     """Open an artifact as the server does: exit code and message."""
     try:
-        for model in open_models([path], Settings(unproven=True)):
+        for model in open_models({"model": path}, Settings(unproven=True)):
             model.close()
     except LaconicError as error:
         return error.exit_code, f"laconic: {error}\n"

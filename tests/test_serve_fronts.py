@@ -77,4 +77,4 @@ def test_each_front_has_its_share_of_the_cores_and_addresses_of_its_own() -> Non
     addresses = [shift_address(address, 2) for address in ("9000", "[::1]:9000", "unix:/run/a.sock", "unix:/run/a:1")]
     assert addresses == ["9002", "[::1]:9002", "unix:/run/a.sock.2", "unix:/run/a:1.2"]
     with pytest.raises(UsageError, match="--grpc-port"):
-        Fronts([], Settings(fronts=2, grpc_port=0), "127.0.0.1", 0)
+        Fronts({}, Settings(fronts=2, grpc_port=0), "127.0.0.1", 0)

@@ -231,7 +231,7 @@ else:
         os.kill(os.getpid(), signal.SIGTERM)
 
     with bind("127.0.0.1", 0, shared=True) as reserved:
-        fronts = Fronts([path], Settings(), "127.0.0.1", reserved.getsockname()[1])
+        fronts = Fronts({"twice": path}, Settings(), "127.0.0.1", reserved.getsockname()[1])
         fronts.run(stop)
     print("stopped")
 """

@@ -80,7 +80,7 @@ def write_embedder(path):
 def serve(path):
     """Open an artifact as the server does; returns the error, or ""."""
     try:
-        for model in open_models([path], Settings(unproven=True)):
+        for model in open_models({"model": path}, Settings(unproven=True)):
             model.close()
     except LaconicError as error:
         return str(error)

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from laconic.units import format_binary_bytes, parse_bytes
 from serve.settings.server_settings import Settings
 
-REPEATED = {"require": "--require", "shares": "--share"}
+REPEATED = {"require": "--require", "shares": "--share", "sha256": "--sha256"}
 """Options that may be given several times, by the setting that their values make up."""
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -88,7 +88,12 @@ def name_value(field: FieldInfo, kind: Any) -> str | None:
 @add_setting_options(Settings, leave_out=["api_keys"])  # other users of the machine can read a command line
 def serve(
     artifacts: Annotated[
-        list[Path] | None, typer.Argument(help="Folders of artifacts.", metavar="[ARTIFACT]...", show_default=False)
+        list[str] | None,
+        typer.Argument(
+            help="Artifacts: folders, or addresses (s3://, gs://, https://, hf://).",
+            metavar="[[NAME=]ARTIFACT]...",
+            show_default=False,
+        ),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 chooses a free one.")] = 8000,

@@ -1,12 +1,10 @@
 """The whole server as one ASGI application: the hot path in front, FastAPI behind it."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from laconic.artifacts.manifest import make_name
 from laconic.errors import UsageError
-from laconic.registry import did_you_mean
 from serve.asgi.error_boundary import ErrorBoundary
 from serve.asgi.wire import Headers, Receive, Scope, Send
 from serve.http.control import create_control
@@ -17,6 +15,7 @@ from serve.http.guard import Guard
 from serve.http.infer import Infer
 from serve.http.prometheus import Metrics
 from serve.http.task_endpoint import Predict
+from serve.model_repository.artifact_sources import locate_artifacts
 from serve.model_repository.loader import open_models
 from serve.model_repository.repository import Repository
 from serve.model_repository.watched_folder import WatchedFolder
@@ -95,19 +94,19 @@ class App:
         await ErrorBoundary(self.control, send).run(scope, receive)
 
 
-def create_app(artifacts: Sequence[Path], settings: Settings | None = None) -> App:
+def create_app(artifacts: Sequence[Path | str] | Mapping[str, Path], settings: Settings | None = None) -> App:
     """Open the artifacts, and those in the settings' folder of models, and put them behind HTTP.
 
-    Raises UsageError where there is neither, and what `Artifact.load`, `Artifact.open` and `Artifact.require_proof`
+    artifacts: as of `locate_artifacts`, or what it returns. Raises UsageError where there is neither, and what
+    `locate_artifacts`, `Artifact.load`, `Artifact.open` and `Artifact.require_proof`
     raise, before anything is served.
     """
     settings = settings or Settings()
     if not artifacts and settings.models is None:
         raise UsageError("no artifact and no folder of models (--models) was given: there is nothing to serve")
-    # Before models are loaded: what does not fit is said at once.
-    check_required(artifacts, settings)
+    paths = artifacts if isinstance(artifacts, Mapping) else locate_artifacts(artifacts, settings)
     access, observer = Access(settings), RequestObserver(settings)
-    repository = Repository(open_models(artifacts, settings), settings.require)
+    repository = Repository(open_models(paths, settings), settings.require)
     folder = None if settings.models is None else WatchedFolder(settings.models, repository, settings)
     try:
         if folder is not None:
@@ -116,12 +115,3 @@ def create_app(artifacts: Sequence[Path], settings: Settings | None = None) -> A
         repository.close()
         raise
     return App(repository, settings, access, observer, folder)
-
-
-def check_required(artifacts: Sequence[Path], settings: Settings) -> None:
-    """Raise UsageError for a required model that can never be served, for lack of a folder in which it might appear."""
-    names = [make_name(path.resolve()) for path in artifacts]
-    missing = [name for name in settings.require if name not in names]
-    if missing and settings.models is None:
-        hint = did_you_mean(missing[0], names)
-        raise UsageError(f"--require names {missing[0]!r}, and no artifact of that name was given. {hint}")

@@ -1,19 +1,18 @@
 """Opens artifacts as models: in the server's own process, or in workers."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
 from laconic.artifacts.artifact import Artifact
-from laconic.artifacts.manifest import MANIFEST, make_name
-from laconic.errors import UsageError
+from laconic.artifacts.manifest import MANIFEST
 from laconic.hashing import digest_file
 from serve.generation.generation_job import GenerationJob
 from serve.generation.generation_worker import GenerationWorker
 from serve.generation.text_writer import TextWriter, find_writing_task
 from serve.model_repository.backend import Backend
 from serve.model_repository.model import Model
-from serve.model_repository.versions import VERSION, escape, explain_ambiguity, find_versions
+from serve.model_repository.versions import VERSION, find_versions
 from serve.settings.server_settings import Settings
 from serve.workers.devices import assign_gpus, list_gpus
 from serve.workers.engine_job import EngineJob
@@ -26,19 +25,10 @@ processor time a batch. With one client a model of 7 us gave 0.79 of the request
 0.3 ms 0.84 and one of 2.1 ms 0.81; with 16 clients 0.76, 0.91 and 0.96 (AMD EPYC, benchmarks/processes.py)."""
 
 
-def open_models(paths: Iterable[Path], settings: Settings) -> list[Model]:
-    """Load and check the newest version of every model. Raises UsageError for two of a name, and the artifact's own
-    errors."""
-    named: dict[str, Path] = {}
-    for path in paths:
-        name = make_name(path.resolve())
-        if name != escape(name):
-            raise UsageError(f"the name of {escape(path)} is not UTF-8. Rename the folder")
-        if name in named:
-            raise UsageError(explain_ambiguity(name, (named[name], path)))
-        named[name] = path
+def open_models(paths: Mapping[str, Path], settings: Settings) -> list[Model]:
+    """Load and check the newest version of every model, by its name. Raises the artifact's own errors."""
     artifacts = {}
-    for name, path in named.items():
+    for name, path in paths.items():
         version, newest = next(iter(find_versions(path).items()), (VERSION, path))
         artifacts[name] = (version, Artifact.load(newest))
     models: list[Model] = []

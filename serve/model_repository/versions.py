@@ -76,9 +76,12 @@ def list_models(folder: Path) -> FolderListing:
     return listing
 
 
-def explain_ambiguity(name: str, paths: Iterable[Path]) -> str:
+def explain_ambiguity(name: str, paths: Iterable[Path | str]) -> str:
     """Say which folders would be served under one name."""
-    return f"{' and '.join(map(escape, paths))} would both be served as {name!r}. Rename one of the folders"
+    return (
+        f"{' and '.join(map(escape, paths))} would both be served as {name!r}. Rename one of the folders, or give it a "
+        f"name on the command line: NAME=ARTIFACT"
+    )
 
 
 def escape(path: Path | str) -> str:

@@ -23,8 +23,8 @@ Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-def read_shares(value: Any) -> Any:
-    """Read cores by model from `a=2,b=1` or a list of `a=2`; a mapping stays as it is."""
+def read_pairs(value: Any) -> Any:
+    """Read values by model from `a=2,b=1` or a list of `a=2`; a mapping stays as it is."""
     if isinstance(value, str):
         value = value.split(",")
     if isinstance(value, list):
@@ -33,8 +33,20 @@ def read_shares(value: Any) -> Any:
     return value
 
 
-Shares = Annotated[dict[str, Annotated[int, Field(ge=1)]], BeforeValidator(read_shares)]
+def read_digests(value: Any) -> Any:
+    """Read digests by model as `read_pairs` does; one without a name belongs to the only model."""
+    if isinstance(value, str):
+        value = value.split(",")
+    return read_pairs(
+        [each if "=" in str(each) else f"={each}" for each in value] if isinstance(value, list) else value
+    )
+
+
+Shares = Annotated[dict[str, Annotated[int, Field(ge=1)]], BeforeValidator(read_pairs)]
 """Cores by the name of a model."""
+Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Digests = Annotated[dict[str, Digest], BeforeValidator(read_digests)]
+"""SHA-256 by the name of a model."""
 
 
 def fit_memory(most: int, part: int) -> Callable[[dict[str, Any]], int]:
@@ -99,6 +111,15 @@ class Settings(Strict):
         (),
         "Models",
         "names of models without which the server is not ready; the option is `--require NAME`, and may be repeated",
+    )
+    sha256: Digests | None = setting(
+        None,
+        "Models",
+        "digests of the `manifest.json` of artifacts, as `{minilm: 9f86...}`, or `minilm=9f86...`; the option is "
+        "`--sha256 [minilm=]9f86...`",
+    )
+    download_timeout: Seconds = setting(
+        30.0, "Models", "seconds without a byte after which the download of an artifact is given up"
     )
     keep_versions: int = setting(1, "Models", "newest versions of each model in that folder that are served", ge=1)
     poll: Seconds = setting(1.0, "Models", "seconds between two looks at the folder")
