@@ -254,7 +254,7 @@ def test_a_front_ends_with_its_server_and_says_why(error: str) -> None:
     with ours, ours.makefile("rb") as lines:
         with theirs:
             process = subprocess.Popen([sys.executable, "-c", code, str(theirs.fileno())], pass_fds=[theirs.fileno()])
-        job = {"artifacts": [], "settings": Settings().model_dump(mode="json"), "host": "", "port": 0}
+        job = {"artifacts": {}, "settings": Settings().model_dump(mode="json"), "host": "", "port": 0}
         ours.sendall(orjson.dumps(job) + b"\n")
         ours.settimeout(SECONDS)
         try:
