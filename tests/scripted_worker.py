@@ -9,7 +9,7 @@ from served import Running
 
 from laconic.runtimes.generator import GenerationRequest, Sampling, TokenEvent
 from serve.generation.text_writer import TextWriter
-from serve.generation.token_stream import TokenStream
+from serve.generation.token_stream import TokenEvents, TokenStream
 
 END = 1
 """The token that ends an answer of the chat model."""
@@ -33,14 +33,16 @@ class ScriptedWorker:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.worker, name)
 
-    async def begin(self, prompt: tuple[int, ...], sampling: Sampling, timeout: float, **options: Any) -> TokenStream:
+    async def begin(
+        self, prompt: tuple[int, ...], sampling: Sampling, timeout: float, events: TokenEvents
+    ) -> TokenStream:
         request = GenerationRequest(next(self._ids), prompt, sampling)
         self.requests.append(request)
-        stream = TokenStream(request, lambda *ended: self.cancelled.append(ended), **options)
+        stream = TokenStream(request, lambda *ended: self.cancelled.append(ended), events)
         text = self.tokenizer.decode(list(prompt), skip_special_tokens=False)
         scripts = [self._script(request, choice, self.write(text, choice)) for choice in range(sampling.n)]
-        for events in itertools.zip_longest(*scripts):  # choices are written side by side
-            for event in filter(None, events):
+        for step in itertools.zip_longest(*scripts):  # choices are written side by side
+            for event in filter(None, step):
                 stream.put(event)
         return stream
 
@@ -64,13 +66,14 @@ class ScriptedWorker:
 
 @contextmanager
 def scripted(server: Running, write: Callable[[str, int], str] | str, model: str = "chat") -> Iterator[ScriptedWorker]:
-    """Have a model of a server write this, whoever asks."""
+    """Have a model of a server write this, whoever asks, and read prompts of any length."""
     writer = server.app.repository.get(model).writer
     assert writer is not None
     before: Any = writer.worker
+    context, writer.context = writer.context, 1 << 16
     worker: Any = ScriptedWorker(writer, write if callable(write) else lambda prompt, choice: write)
     writer.worker = worker
     try:
         yield worker
     finally:
-        writer.worker = before
+        writer.worker, writer.context = before, context

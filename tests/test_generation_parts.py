@@ -71,7 +71,7 @@ def write(text: str, *, stops: Sequence[str] = (), end: int | None = None, size:
     """The pieces of a choice that writes a text, so many tokens a step."""
     tokens = [*BYTES.encode(text).ids, *([] if end is None else [end])]
     request = GenerationRequest(0, (), Sampling(len(tokens), stop_token_ids=(1,), logprobs=True))
-    choice = WrittenChoice.begin(0, BYTES, request, stops)
+    choice = WrittenChoice.begin(0, BYTES, request, stops, {})
     pieces = []
     for start in range(0, len(tokens), size):
         step = tuple(tokens[start : start + size])
@@ -186,6 +186,15 @@ def test_the_wait_that_is_told_grows_with_what_waits() -> None:
     assert asyncio.run(scenario()) == [1, 21, 60]
 
 
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+BROKEN_CALL = CALL | {"function": {"name": "f", "arguments": "{"}}
+SCHEMA = {"name": "a", "schema": {}}
+
+
+def tool(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
 HELLO = {"model": "chat", "messages": [{"role": "user", "content": "Hello"}]}
 ONCE = {"model": "chat", "prompt": "Once"}
 
@@ -197,7 +206,11 @@ ONCE = {"model": "chat", "prompt": "Once"}
         ({"model": None}, "model", "does not fit"),
         ({"messages": []}, "messages", "at least 1"),
         ({"messages": "Hello"}, "messages", "valid list"),
-        ({"messages": [{"role": "user"}]}, "messages", "Field required"),
+        ({"messages": [{"role": "user"}]}, "messages", "message 1 has no 'content'"),
+        ({"messages": [{"role": "tool", "content": "5"}]}, "messages", "tool_call_id"),
+        ({"messages": [{"role": "user", "content": "5", "tool_call_id": "a"}]}, "messages", "tool_call_id"),
+        ({"messages": [{"role": "user", "tool_calls": [CALL]}]}, "messages", "not the assistant's"),
+        ({"messages": [{"role": "assistant", "tool_calls": [BROKEN_CALL]}]}, "messages", "no JSON object"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "does not fit"),
         ({"messages": [{"role": "assistant", "content": "a", "tool_calls": []}]}, "messages", "does not fit"),
         ({"temperature": 3}, "temperature", "less than or equal to 2"),
@@ -219,10 +232,18 @@ ONCE = {"model": "chat", "prompt": "Once"}
         ({"presence_penalty": -2.5}, "presence_penalty", "greater than or equal to -2"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
         ({"top_logprobs": 2}, "top_logprobs", "Set 'logprobs' to true"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
-        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format", "not supported"),
-        ({"tools": [{"type": "function"}]}, "tools", "not supported"),
-        ({"tool_choice": "required"}, "tool_choice", "not supported"),
+        ({"response_format": {"type": "xml"}}, "response_format", "does not fit"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema"),
+        ({"response_format": {"type": "text", "json_schema": SCHEMA}}, "response_format", "type 'json_schema' alone"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format", "Field required"),
+        ({"tools": [{"type": "function"}]}, "tools", "Field required"),
+        ({"tools": [{"type": "custom", "custom": {"name": "a"}}]}, "tools", "does not fit"),
+        ({"tools": [tool("a b")]}, "tools", "pattern"),
+        ({"tools": [tool("a"), tool("a")]}, "tools", "two functions of one name"),
+        ({"tool_choice": "required"}, "tool_choice", "no 'tools'"),
+        ({"tool_choice": "some"}, "tool_choice", "does not fit"),
+        ({"tools": [tool("a")], "tool_choice": tool("b")}, "tool_choice", "not in 'tools'"),
+        ({"parallel_tool_calls": 1}, "parallel_tool_calls", "boolean"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "streams alone"),
         ({"stream": True, "stream_options": {"include": True}}, "stream_options", "does not fit"),
     ],
@@ -239,10 +260,10 @@ def test_a_chat_that_does_not_fit_is_refused_with_the_name_of_the_field(
     ("changes", "parameter"),
     [
         ({"prompt": {}}, "prompt"),
-        ({"prompt": ["a", "b"]}, "prompt"),
-        ({"prompt": [[1], [2]]}, "prompt"),
+        ({"prompt": ["a", 5]}, "prompt"),
+        ({"prompt": [[1], "a"]}, "prompt"),
         ({"logprobs": 6}, "logprobs"),
-        ({"echo": True}, "echo"),
+        ({"echo": True, "logprobs": 0}, "echo"),
         ({"suffix": "end"}, "suffix"),
         ({"best_of": 2}, "best_of"),
         ({"messages": []}, "messages"),

@@ -24,6 +24,10 @@ from serve.server import format_example
 pytest.importorskip("openvino_genai")
 
 GREEDY: dict[str, Any] = {"model": "chat", "temperature": 0}
+TOOL = {"type": "function", "function": {"name": "f"}}
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+CALLED = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "number of things"}}}
 WILD: dict[str, Any] = {"model": "chat", "temperature": 2.0, "seed": 5}
 
 
@@ -185,7 +189,9 @@ def test_a_text_or_its_tokens_are_continued(client: openai.OpenAI, server: Runni
         ({"messages": [{"role": "pirate", "content": "a"}]}, "messages", None, "refuses the chat: unknown role"),
         ({"model": "twice"}, "model", None, "does tensors, and writes no texts"),
         ({"best_of": 5}, "best_of", None, "unknown parameter"),
-        ({"response_format": {"type": "json_object"}}, "response_format", None, "not supported"),
+        ({"tools": [TOOL]}, "tools", None, "the model's chat template does not read 'tools'"),
+        ({"messages": [CALLED]}, "messages", None, "knows no calls of tools in messages"),
+        ({"response_format": SCHEMA}, "response_format", None, "cannot be compiled: Invalid type: number of things"),
         ({"n": 128, "max_tokens": 200}, None, None, "for each of 128 choices exceed the cache"),
     ],
 )

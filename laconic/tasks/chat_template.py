@@ -10,6 +10,8 @@ from laconic.errors import InputError, MissingPackage, SourceError
 
 ASSISTANT = "assistant"
 """The role whose turns are learned."""
+TOOLS = "tools"
+"""The variable of a template that holds the functions that may be called; None without any, as in transformers."""
 
 
 class MarkedText(str):
@@ -56,10 +58,12 @@ class ChatTemplate:
     tokens: Mapping[str, str]
 
     @cached_property
-    def _template(self) -> Any:
+    def _compiled(self) -> tuple[Any, frozenset[str]]:
+        """The template, and the variables that it reads."""
         try:
             from jinja2 import TemplateError
             from jinja2.ext import loopcontrols
+            from jinja2.meta import find_undeclared_variables
             from jinja2.sandbox import ImmutableSandboxedEnvironment
         except ImportError as error:
             raise MissingPackage(
@@ -73,19 +77,33 @@ class ChatTemplate:
         environment.filters["tojson"] = to_plain_json
         environment.globals["raise_exception"] = refuse
         try:
-            return environment.from_string(self.text)
+            return environment.from_string(self.text), frozenset(
+                find_undeclared_variables(environment.parse(self.text))
+            )
         except TemplateError as error:
             raise SourceError(f"the chat template does not read: {error}. Give another one") from error
+
+    @property
+    def reads_tools(self) -> bool:
+        """Whether the template says what functions there are, in its variable `tools`."""
+        return TOOLS in self._compiled[1]
 
     def __getstate__(self) -> dict[str, Any]:
         return {"text": self.text, "tokens": self.tokens}
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, prompt: bool = False) -> str:
-        """Render a chat as text. prompt: add what begins the next answer. Raises InputError where the template refuses
-        the chat."""
-        template = self._template
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        prompt: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """Render a chat as text. prompt: add what begins the next answer. tools: functions that may be called, as
+        OpenAI describes them. Raises InputError where the template refuses the chat."""
+        template, _ = self._compiled
+        variables = {**self.tokens, TOOLS: tools}
         try:
-            return str(template.render(messages=messages, add_generation_prompt=prompt, **self.tokens))
+            return str(template.render(messages=messages, add_generation_prompt=prompt, **variables))
         except Exception as error:  # whatever the expressions of a template make of the messages
             raise InputError(f"the model's chat template refuses the chat: {' '.join(str(error).split())}") from error
 

@@ -1,6 +1,6 @@
 """From tokens to text while they come, and the stop strings that end a text."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tokenizers import Tokenizer
 
@@ -16,16 +16,24 @@ class Detokenizer:
     """Decodes the tokens of one text as they come. Characters of which the last bytes are missing are held back.
 
     Some tokenizers decode a token in another way after others than alone, so a piece of text is what a window of
-    tokens decodes to with the new ones, less what it decodes to without. prompt: the tokens before the text.
+    tokens decodes to with the new ones, less what it decodes to without. prompt: the tokens before the text. shown:
+    special tokens that are text, as which no others are.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, prompt: Sequence[int] = (), shown: Mapping[int, str] | None = None
+    ) -> None:
         self._tokenizer = tokenizer
+        self._shown = shown or {}
         self._window = list(prompt[-CONTEXT:])
         self._known = len(self._window)
 
     def add(self, token: int) -> str:
         """Add a token; return the text that it completes."""
+        if token in self._shown:
+            text = self.finish() + self._shown[token]
+            self._window, self._known = [], 0
+            return text
         self._window.append(token)
         text = self._decode_new()
         if text.endswith(BROKEN) and len(self._window) - self._known <= HELD:

@@ -18,7 +18,7 @@ from serve.generation.admission import Admission
 from serve.generation.generation_job import GenerationJob
 from serve.generation.generation_process import GenerationProcess
 from serve.generation.generation_statistics import GenerationStatistics
-from serve.generation.token_stream import TokenStream
+from serve.generation.token_stream import TokenEvents, TokenStream
 from serve.workers.child_process import ERRORS
 from serve.workers.supervisor import Report, Supervisor
 from serve.workers.worker_process import WorkerLost
@@ -84,9 +84,11 @@ class GenerationWorker:
         process = self._process
         return None if process is None else process.process.pid
 
-    async def begin(self, prompt: tuple[int, ...], sampling: Sampling, timeout: float) -> TokenStream:
+    async def begin(
+        self, prompt: tuple[int, ...], sampling: Sampling, timeout: float, events: TokenEvents
+    ) -> TokenStream:
         """Begin to write, once there is room in the cache; the stream is to be cancelled if it is not read to its end.
-        timeout: seconds that the request may wait.
+        timeout: seconds that the request may wait. events: where what is written goes.
 
         Raises InputError for what can never fit, Overloaded, DeadlineExceeded, and NotReady while no engine runs.
         """
@@ -94,7 +96,7 @@ class GenerationWorker:
         if self._reason:
             raise WorkerLost(self._reason, self._restart_at - time.monotonic())
         request = GenerationRequest(next(self._ids), prompt, sampling)
-        stream = TokenStream(request, self._cancel)
+        stream = TokenStream(request, self._cancel, events)
         await self.admission.enter(request, timeout)
         stream.began = time.monotonic_ns()
         self._streams[request.id] = stream

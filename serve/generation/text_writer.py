@@ -1,6 +1,7 @@
 """A model that writes, as requests for text see it: prompts, lengths, and answers while they are written."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -10,15 +11,28 @@ from laconic.errors import InputError
 from laconic.runtimes.generator import Sampling
 from laconic.tasks.processing import ServedTask
 from serve.generation.generation_worker import GenerationWorker
-from serve.generation.token_stream import TokenStream
+from serve.generation.token_stream import TokenEvents, TokenStream, read_event
 from serve.generation.written_choice import TextPiece, WrittenChoice
 
 
 class RenderedChat(Protocol):
     """A chat template."""
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, prompt: bool = False) -> str:
-        """Render a chat as text. prompt: add what begins the next answer. Raises InputError."""
+    text: str
+
+    @property
+    def reads_tools(self) -> bool:
+        """Whether the template says what functions there are."""
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        prompt: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """Render a chat as text. prompt: add what begins the next answer. tools: functions that may be called. Raises
+        InputError."""
 
 
 class LengthSettings(Protocol):
@@ -58,39 +72,59 @@ class ContextOverflow(InputError):
 
 
 class WrittenAnswer:
-    """The choices of an answer while they are written; to be closed when nobody reads on."""
+    """The choices behind one prompt or several, while they are written; to be closed when nobody reads on.
 
-    def __init__(self, stream: TokenStream, choices: Sequence[WrittenChoice]) -> None:
-        self._stream = stream
-        self._choices = choices
+    Choices are counted through: those of the second prompt follow those of the first.
+    """
+
+    def __init__(self, events: TokenEvents) -> None:
+        self._events = events
+        self._streams: dict[int, TokenStream] = {}
+        self._choices: dict[tuple[int, int], WrittenChoice] = {}
+
+    def add(self, stream: TokenStream, tokenizer: Tokenizer, stops: Sequence[str], shown: Mapping[int, str]) -> None:
+        """Add the choices behind a prompt. stops, shown: as `WrittenChoice.begin` takes them."""
+        request = stream.request
+        self._streams[request.id] = stream
+        for choice in range(request.sampling.n):
+            made = WrittenChoice.begin(len(self._choices), tokenizer, request, stops, shown)
+            self._choices[request.id, choice] = made
 
     @property
     def tokens(self) -> int:
         """The number of tokens written so far, in all choices."""
-        return sum(choice.tokens for choice in self._choices)
+        return sum(choice.tokens for choice in self._choices.values())
 
     @property
     def prompt_tokens(self) -> int:
-        """The number of tokens of the prompt."""
-        return len(self._stream.request.prompt)
+        """The number of tokens of the prompts."""
+        return sum(len(stream.request.prompt) for stream in self._streams.values())
 
-    async def pieces(self) -> AsyncIterator[TextPiece]:
-        """Yield what can be shown, as it comes, until every choice has ended. Raises what ends the request early."""
-        while not all(choice.is_finished for choice in self._choices):
-            event = await self._stream.read()
-            choice = self._choices[event.choice]
+    async def pieces(self) -> AsyncGenerator[TextPiece, None]:
+        """Yield what can be shown, as it comes, until every choice has ended. Raises what ends a request early."""
+        while not all(choice.is_finished for choice in self._choices.values()):
+            event = read_event(await self._events.get())
+            choice = self._choices[event.request_id, event.choice]
             if choice.is_finished:  # by a stop string, while the engine was a step further
                 continue
             piece = choice.add(event)
             if piece is None:
                 continue
             if piece.finish_reason is not None:
-                self._stream.cancel(choice.index)
+                self._streams[event.request_id].cancel(event.choice)
             yield piece
+
+    def end(self, index: int) -> None:
+        """Have the engine write no further at one choice. index: among all choices."""
+        for (request, number), choice in self._choices.items():
+            if choice.index == index:
+                choice.is_finished = True
+                self._streams[request].cancel(number)
 
     def close(self) -> None:
         """Have the engine write no further."""
-        self._stream.cancel()
+        for stream in self._streams.values():
+            stream.cancel()
 
 
 class TextWriter:
@@ -106,12 +140,18 @@ class TextWriter:
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
-        """Encode a chat, with what begins the next answer. Raises InputError where there is no template, or it refuses
-        the chat."""
+    def require_chat(self) -> RenderedChat:
+        """Return the chat template. Raises InputError where there is none."""
         if self.chat is None:
             raise InputError("the model has no chat template. Ask /v1/completions with a text")
-        text = self.chat.render(messages, prompt=True)
+        return self.chat
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> tuple[int, ...]:
+        """Encode a chat, with what begins the next answer. tools: functions that may be called. Raises InputError where
+        there is no template, or it refuses the chat."""
+        text = self.require_chat().render(messages, prompt=True, tools=tools)
         return self.check(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def encode_text(self, text: str) -> tuple[int, ...]:
@@ -140,14 +180,27 @@ class TextWriter:
         return asked or min(room, self.settings.max_new_tokens)
 
     async def write(
-        self, prompt: tuple[int, ...], sampling: Sampling, stops: Sequence[str], *, timeout: float
+        self,
+        prompts: Sequence[tuple[tuple[int, ...], Sampling]],
+        stops: Sequence[str],
+        *,
+        timeout: float,
+        shown: Mapping[int, str] | None = None,
     ) -> WrittenAnswer:
-        """Begin an answer. stops: strings that end a choice. timeout: seconds that the request may wait for its turn.
-        Raises what `GenerationWorker.begin` raises."""
-        sampling = replace(sampling, stop_token_ids=tuple(self.settings.eos_token_id))
-        stream = await self.worker.begin(prompt, sampling, timeout)
-        choices = [WrittenChoice.begin(i, self.tokenizer, stream.request, stops) for i in range(sampling.n)]
-        return WrittenAnswer(stream, choices)
+        """Begin an answer to prompts, each with its sampling, one after the other. stops: strings that end a choice.
+        timeout: seconds that each may wait for its turn. shown: special tokens that are text. Raises what
+        `GenerationWorker.begin` raises."""
+        events: TokenEvents = asyncio.Queue()
+        answer = WrittenAnswer(events)
+        try:
+            for prompt, sampling in prompts:
+                sampling = replace(sampling, stop_token_ids=tuple(self.settings.eos_token_id))
+                stream = await self.worker.begin(prompt, sampling, timeout, events)
+                answer.add(stream, self.tokenizer, stops, shown or {})
+        except BaseException:
+            answer.close()
+            raise
+        return answer
 
     def close(self) -> None:
         """End the engine."""

@@ -7,28 +7,34 @@ from collections.abc import Callable
 from laconic.errors import LaconicError
 from laconic.runtimes.generator import GenerationRequest, TokenEvent
 
+TokenEvents = asyncio.Queue[TokenEvent | LaconicError]
+"""The events of one request or several, as they come, and what ends one early."""
+
+
+def read_event(event: TokenEvent | LaconicError) -> TokenEvent:
+    """Return an event. Raises what ended a request."""
+    if isinstance(event, LaconicError):
+        raise event
+    return event
+
 
 class TokenStream:
-    """What is written for one request: events to be awaited, each choice until its last. From the event loop only.
+    """What is written for one request: events in a queue, each choice until its last. From the event loop only.
 
-    cancel: cancels a choice of the request in the engine, or all. open_choices: those that have not ended. started,
-    began: when the request came, and when it held its blocks, as `time.monotonic_ns`.
+    cancel: cancels a choice of the request in the engine, or all. events: where what is written goes. open_choices:
+    those that have not ended. started, began: when the request came, and when it held its blocks, as
+    `time.monotonic_ns`.
     """
 
-    def __init__(self, request: GenerationRequest, cancel: Callable[[int, int | None], None]) -> None:
+    def __init__(
+        self, request: GenerationRequest, cancel: Callable[[int, int | None], None], events: TokenEvents
+    ) -> None:
         self.request = request
         self.open_choices = set(range(request.sampling.n))
         self.started = self.began = time.monotonic_ns()
         self._cancel = cancel
-        self._events: asyncio.Queue[TokenEvent | LaconicError] = asyncio.Queue()
+        self._events = events
         self._last: dict[int, int] = {}
-
-    async def read(self) -> TokenEvent:
-        """Wait for the next event. Raises what ended the request."""
-        event = await self._events.get()
-        if isinstance(event, LaconicError):
-            raise event
-        return event
 
     def put(self, event: TokenEvent | LaconicError) -> None:
         """Add an event, or what ends the request."""

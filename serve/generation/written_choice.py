@@ -1,7 +1,7 @@
 """One choice of an answer as it is written: its tokens, what of its text can be shown, and why it ended."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from tokenizers import Tokenizer
@@ -22,14 +22,42 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True)
+class CallPart:
+    """A part of a call of a function. index: of the call in its choice. arguments: what its JSON has more. identifier,
+    name: with the first part alone."""
+
+    index: int
+    arguments: str
+    identifier: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True)
 class TextPiece:
     """What can be shown of a choice after a step. logprobs: of the tokens that begin within the text. finish_reason:
-    `stop` or `length` with the last piece."""
+    `stop` or `length` with the last piece, `tool_calls` where the choice calls functions. calls: what these have
+    more."""
 
     choice: int
     text: str
     logprobs: Sequence[TokenLogprob] = ()
     finish_reason: str | None = None
+    calls: Sequence[CallPart] = ()
+
+
+def join_pieces(pieces: Sequence[TextPiece]) -> TextPiece:
+    """Join all pieces of a choice."""
+    calls: dict[int, CallPart] = {}
+    for part in (part for piece in pieces for part in piece.calls):
+        before = calls.get(part.index)
+        calls[part.index] = part if before is None else replace(before, arguments=before.arguments + part.arguments)
+    return TextPiece(
+        pieces[0].choice,
+        "".join(piece.text for piece in pieces),
+        [logprob for piece in pieces for logprob in piece.logprobs],
+        pieces[-1].finish_reason,
+        list(calls.values()),
+    )
 
 
 @dataclass
@@ -50,10 +78,18 @@ class WrittenChoice:
     _logprobs: list[TokenLogprob] = field(default_factory=list)
 
     @classmethod
-    def begin(cls, index: int, tokenizer: Tokenizer, request: GenerationRequest, stops: Sequence[str]) -> Self:
-        """Begin a choice of a request. stops: strings that end it, and are not shown."""
+    def begin(
+        cls,
+        index: int,
+        tokenizer: Tokenizer,
+        request: GenerationRequest,
+        stops: Sequence[str],
+        shown: Mapping[int, str],
+    ) -> Self:
+        """Begin a choice of a request. index: among all choices of the answer. stops: strings that end it, and are not
+        shown. shown: special tokens that are text."""
         stop_tokens = frozenset(request.sampling.stop_token_ids)
-        return cls(index, Detokenizer(tokenizer, request.prompt), StopMatcher(stops), stop_tokens)
+        return cls(index, Detokenizer(tokenizer, request.prompt, shown), StopMatcher(stops), stop_tokens)
 
     def add(self, event: TokenEvent) -> TextPiece | None:
         """Add what a step wrote; return what can be shown, None where nothing can yet."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from serve.asgi.body import read_body, read_json
 from serve.asgi.wire import Answer, Receive, Scope, WhileConnected, to_json
 from serve.generation.text_writer import TextWriter, WrittenAnswer
-from serve.generation.written_choice import TextPiece
+from serve.generation.written_choice import TextPiece, join_pieces
 from serve.http.endpoint import Endpoint, read_timeout
 from serve.http.event_stream import EVENTS, EventStream
 from serve.model_repository.model import Model
@@ -45,11 +45,10 @@ class Generate(Endpoint):
             try:
                 timeout = read_timeout(headers) or self.settings.deadline
                 answer = await self._begin(request, model, writer, timeout)
-                shape = self.format(
-                    request.model, writer.tokenizer, has_logprobs=request.has_logprobs, has_usage=request.has_usage
-                )
+                shape = self.format(request, writer.tokenizer)
+                pieces = request.read_pieces(answer, writer)
                 if not request.stream:
-                    content = await collect(answer, shape)
+                    content = await collect(answer, pieces, shape)
             except BaseException as error:
                 end(error)
                 raise
@@ -61,17 +60,21 @@ class Generate(Endpoint):
             answer.close()
             end(error)
 
-        events = stream(answer, shape, request.choices)
+        events = stream(answer, pieces, shape, request.choices * request.prompts)
         return EventStream(b"", content_type=EVENTS, scope=scope, receive=receive, events=events, end=finish)
 
     async def _begin(self, request: TextRequest, model: Model, writer: TextWriter, timeout: float) -> WrittenAnswer:
         """Begin to write an answer. timeout: seconds that the request may wait. Raises what goes wrong."""
         model.check_ready()
-        count_rows(request.choices)
-        # Off the event loop: a long prompt takes the tokenizer milliseconds, and a template runs code of its own.
-        prompt = await offload(request.encode, writer)
-        sampling = request.make_sampling(writer, prompt)
-        return await writer.write(prompt, sampling, request.stops, timeout=timeout)
+        if request.prompts > (most := self.settings.max_rows):
+            raise InvalidParameter(
+                "prompt", f"there are {request.prompts} prompts, and this server takes {most} at once"
+            )
+        count_rows(request.choices * request.prompts)
+        # Off the event loop: a long prompt takes the tokenizer milliseconds, a template runs code of its own, and a
+        # grammar is compiled.
+        prompts = await offload(request.prepare, writer)
+        return await writer.write(prompts, request.stops, timeout=timeout, shown=request.find_shown(writer))
 
     def _end(self, model: Model, started: int, error: BaseException | None) -> None:
         """Count a request that has ended. error: that it ended with."""
@@ -105,31 +108,25 @@ def find_writer(model: Model) -> TextWriter:
     return model.writer
 
 
-async def collect(answer: WrittenAnswer, shape: AnswerFormat) -> Any:
-    """Return a whole answer."""
-    pieces: dict[int, list[TextPiece]] = {}
+async def collect(answer: WrittenAnswer, pieces: AsyncGenerator[TextPiece, None], shape: AnswerFormat) -> Any:
+    """Return a whole answer. pieces: of it."""
+    choices: dict[int, list[TextPiece]] = {}
     try:
-        async for piece in answer.pieces():
-            pieces.setdefault(piece.choice, []).append(piece)
+        async for piece in pieces:
+            choices.setdefault(piece.choice, []).append(piece)
     finally:
         answer.close()
-    choices = [
-        TextPiece(
-            index,
-            "".join(piece.text for piece in several),
-            [logprob for piece in several for logprob in piece.logprobs],
-            several[-1].finish_reason,
-        )
-        for index, several in sorted(pieces.items())
-    ]
-    return shape.whole(choices, format_usage(answer.prompt_tokens, answer.tokens))
+    joined = [join_pieces(choices[index]) for index in sorted(choices)]
+    return shape.whole(joined, format_usage(answer.prompt_tokens, answer.tokens))
 
 
-async def stream(answer: WrittenAnswer, shape: AnswerFormat, choices: int) -> AsyncGenerator[Any, None]:
-    """Yield the chunks of an answer as they come."""
+async def stream(
+    answer: WrittenAnswer, pieces: AsyncGenerator[TextPiece, None], shape: AnswerFormat, choices: int
+) -> AsyncGenerator[Any, None]:
+    """Yield the chunks of an answer as they come. pieces: of it."""
     for chunk in shape.opening(choices):
         yield chunk
-    async for piece in answer.pieces():
+    async for piece in pieces:
         for chunk in shape.chunks(piece):
             yield chunk
     if shape.has_usage:

@@ -1,39 +1,74 @@
 """Requests of `POST /v1/chat/completions`."""
 
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from pydantic import Field
 
-from serve.generation.text_writer import TextWriter
+from laconic.errors import InputError
+from laconic.runtimes.grammar import check_grammar, grammar_of_schema
+from serve.generation.text_writer import TextWriter, WrittenAnswer
+from serve.generation.written_choice import TextPiece
+from serve.openai.chat_message import FunctionName, Message
 from serve.openai.openai_shape import InvalidParameter
-from serve.openai.text_request import RequestPart, TextRequest, refuse
+from serve.openai.text_request import RequestPart, TextRequest
+from serve.openai.tool_format import (
+    ToolFormat,
+    complete_schema,
+    find_special_token,
+    find_tool_format,
+    make_call_grammar,
+)
+from serve.openai.tool_reader import ToolReader
+
+ANY_OBJECT = {"type": "object"}
 
 
-class TextPart(RequestPart):
-    """A part of a message."""
+class JsonSchema(RequestPart):
+    """A JSON schema that an answer must match. It is held to it whether it is `strict` or not."""
 
-    type: Literal["text"]
-    text: str
-
-
-class Message(RequestPart):
-    """A message of a chat, as the template takes it, with its parts joined."""
-
-    role: str
-    content: str | list[TextPart]
-    name: str | None = None
-
-    def flatten(self) -> dict[str, str]:
-        """Return the message with its content as one text."""
-        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": self.role, "content": content} | ({} if self.name is None else {"name": self.name})
+    name: FunctionName
+    description: str | None = None
+    definition: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
 
 
 class ResponseFormat(RequestPart):
     """The form of an answer."""
 
     type: Literal["text", "json_object", "json_schema"]
-    json_schema: dict[str, Any] | None = None
+    json_schema: JsonSchema | None = None
+
+
+class Function(RequestPart):
+    """A function that may be called. strict: whether its arguments must match its schema where it is left to the model
+    whether it is called; where it must be called, they do."""
+
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(RequestPart):
+    """A tool that may be called."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(RequestPart):
+    """The name of a function."""
+
+    name: str
+
+
+class NamedTool(RequestPart):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
 
 
 class ChatRequest(TextRequest):
@@ -46,20 +81,36 @@ class ChatRequest(TextRequest):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     response_format: ResponseFormat | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
+    tools: list[Tool] | None = Field(None, max_length=128)
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
 
     def refuse_unsupported(self) -> None:
         super().refuse_unsupported()
         if self.top_logprobs and not self.logprobs:
             raise InvalidParameter("top_logprobs", "'top_logprobs' are a part of the logprobs. Set 'logprobs' to true")
-        if self.response_format is not None and self.response_format.type != "text":
-            refuse("response_format", True, "the engine cannot be held to JSON without its own tokenizer. Use 'text'")
-        refuse("tools", self.tools, "put their description into a message")
-        if self.tool_choice not in (None, "none", "auto"):
-            refuse("tool_choice", True, "no tools are")
         if None not in (self.max_tokens, self.max_completion_tokens):
             raise InvalidParameter("max_tokens", "'max_tokens' is the older name of 'max_completion_tokens': give one")
+        for number, message in enumerate(self.messages, 1):
+            message.check(number)
+        shape = self.response_format
+        if shape is not None and (shape.type == "json_schema") != (shape.json_schema is not None):
+            raise InvalidParameter(
+                "response_format", "'response_format' does not fit: 'json_schema' is for the type 'json_schema' alone"
+            )
+        self._check_tools()
+
+    def _check_tools(self) -> None:
+        names = [tool.function.name for tool in self.tools or ()]
+        if len(set(names)) < len(names):
+            raise InvalidParameter("tools", "'tools' has two functions of one name")
+        choice = self.tool_choice
+        if choice == "required" and not names:
+            raise InvalidParameter("tool_choice", "'tool_choice' requires a call, and there are no 'tools'")
+        if isinstance(choice, NamedTool) and choice.function.name not in names:
+            raise InvalidParameter(
+                "tool_choice", f"'tool_choice' names function {choice.function.name[:64]!r}, which is not in 'tools'"
+            )
 
     @property
     def most_tokens(self) -> int | None:
@@ -73,5 +124,110 @@ class ChatRequest(TextRequest):
     def likeliest(self) -> int:
         return self.top_logprobs or 0
 
-    def encode_prompt(self, writer: TextWriter) -> tuple[int, ...]:
-        return writer.encode_chat([message.flatten() for message in self.messages])
+    @property
+    def functions(self) -> Sequence[Function]:
+        """The functions that may be called."""
+        choice = self.tool_choice
+        named = choice.function.name if isinstance(choice, NamedTool) else None
+        functions = [] if choice == "none" else [tool.function for tool in self.tools or ()]
+        return [function for function in functions if named in (None, function.name)]
+
+    @property
+    def has_calls(self) -> bool:
+        return bool(self.functions)
+
+    @property
+    def is_single(self) -> bool:
+        """Whether a choice has one call at most."""
+        return self.parallel_tool_calls is False or isinstance(self.tool_choice, NamedTool)
+
+    def encode_prompts(self, writer: TextWriter) -> Sequence[tuple[int, ...]]:
+        tools = None
+        if self.functions:
+            self.find_format(writer)
+            tools = [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
+        messages = [message.flatten() for message in self.messages]
+        if any("tool_calls" in message for message in messages) and "tool_calls" not in writer.require_chat().text:
+            raise InputError("the model's chat template knows no calls of tools in messages")
+        return [writer.encode_chat(messages, tools)]
+
+    def find_format(self, writer: TextWriter) -> ToolFormat:
+        """Return how the model writes calls. Raises InvalidParameter where it writes none."""
+        template = writer.require_chat()
+        try:
+            if not template.reads_tools:
+                raise InputError("the model's chat template does not read 'tools'")
+            return find_tool_format(template.text)
+        except InputError as error:
+            raise InvalidParameter("tools", f"'tools' is not supported: {error}") from None
+
+    def find_shown(self, writer: TextWriter) -> Mapping[int, str]:
+        if not self.functions:
+            return {}
+        opening = self.find_format(writer).opening
+        special = find_special_token(writer.tokenizer.get_added_tokens_decoder(), opening)
+        return {} if special is None else {special: opening}
+
+    def make_grammar(self, writer: TextWriter) -> str:
+        answer = self._find_answer_schema()
+        functions = self.functions
+        must_call = self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
+        is_strict = any(function.strict for function in functions)
+        if functions and (must_call or is_strict or answer is not None):
+            return self._make_call_grammar(writer, None if must_call else answer, is_free=not must_call)
+        return "" if answer is None else hold("response_format", partial(grammar_of_schema, answer))
+
+    def _find_answer_schema(self) -> Mapping[str, Any] | None:
+        """Return the schema of the answer's text; None where any text will do."""
+        shape = self.response_format
+        if shape is None or shape.type == "text":
+            return None
+        return ANY_OBJECT if shape.json_schema is None else shape.json_schema.definition
+
+    def _make_call_grammar(self, writer: TextWriter, answer: Mapping[str, Any] | None, *, is_free: bool) -> str:
+        if answer is not None:
+            hold("response_format", partial(grammar_of_schema, answer))
+        special = next(iter(self.find_shown(writer)), None)
+
+        def make() -> str:
+            return make_call_grammar(
+                self.find_format(writer),
+                {function.name: complete_schema(function.parameters) for function in self.functions},
+                special=special,
+                is_several=not self.is_single,
+                answer=answer,
+                is_free=is_free,
+            )
+
+        return hold("tools", make)
+
+    def read_pieces(self, answer: WrittenAnswer, writer: TextWriter) -> AsyncGenerator[TextPiece, None]:
+        if not self.functions:
+            return answer.pieces()
+        return self._read_calls(answer, self.find_format(writer))
+
+    async def _read_calls(self, answer: WrittenAnswer, tools: ToolFormat) -> AsyncGenerator[TextPiece, None]:
+        names = {function.name for function in self.functions}
+        readers: dict[int, ToolReader] = {}
+        async for piece in answer.pieces():
+            reader = readers.setdefault(piece.choice, ToolReader(tools, names, self.is_single))
+            piece = reader.read(piece)
+            if reader.is_done:
+                answer.end(piece.choice)
+            if piece.text or piece.calls or piece.logprobs or piece.finish_reason:
+                yield piece
+
+
+def hold(parameter: str, make: Callable[[], str]) -> str:
+    """Make a grammar and check it. parameter: that asks for it. Raises InvalidParameter for what no answer can be held
+    to."""
+    try:
+        grammar = make()
+        check_grammar(grammar)
+    except InvalidParameter:
+        raise
+    except RecursionError:
+        raise InvalidParameter(parameter, f"{parameter!r} does not fit: a schema is nested too deep") from None
+    except InputError as error:
+        raise InvalidParameter(parameter, f"{parameter!r} does not fit: {error}") from None
+    return grammar

@@ -5,13 +5,15 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
 from tokenizers import Tokenizer
 
 from serve.generation.detokenizer import BROKEN
-from serve.generation.written_choice import TextPiece, TokenLogprob
+from serve.generation.written_choice import CallPart, TextPiece, TokenLogprob
+from serve.openai.text_request import TextRequest
 
 Json = dict[str, Any]
 
@@ -25,7 +27,7 @@ BYTES = {chr(byte): byte for byte in PRINTABLE} | {
 
 
 class AnswerFormat(ABC):
-    """The shape of one answer. model: the name that was asked for."""
+    """The shape of one answer to a request."""
 
     prefix: ClassVar[str]
     """What the identifier of an answer begins with."""
@@ -33,11 +35,12 @@ class AnswerFormat(ABC):
     chunk_kind: ClassVar[str]
     """The kinds of a whole answer, and of a chunk."""
 
-    def __init__(self, model: str, tokenizer: Tokenizer, *, has_logprobs: bool, has_usage: bool) -> None:
+    def __init__(self, request: TextRequest, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self.has_logprobs = has_logprobs
-        self.has_usage = has_usage
-        self._head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+        self.has_logprobs = request.has_logprobs
+        self.has_usage = request.has_usage
+        self.has_calls = request.has_calls
+        self._head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": request.model}
 
     @abstractmethod
     def format_choice(self, choice: TextPiece) -> Json:
@@ -63,8 +66,8 @@ class AnswerFormat(ABC):
 
     def chunks(self, piece: TextPiece) -> Iterable[Json]:
         """Return the chunks of a piece: its text, and then why the choice ended, if it did."""
-        if piece.text or piece.logprobs:
-            yield self.chunk([self.format_delta(TextPiece(piece.choice, piece.text, piece.logprobs))])
+        if piece.text or piece.logprobs or piece.calls:
+            yield self.chunk([self.format_delta(replace(piece, finish_reason=None))])
         if piece.finish_reason is not None:
             yield self.chunk([self.format_delta(TextPiece(piece.choice, "", (), piece.finish_reason))])
 
@@ -76,21 +79,26 @@ class ChatFormat(AnswerFormat):
 
     def opening(self, choices: int) -> Iterable[Json]:
         for index in range(choices):
-            delta = {"role": "assistant", "content": ""}
+            delta = {"role": "assistant", "content": None if self.has_calls else ""}
             yield self.chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
 
     def format_choice(self, choice: TextPiece) -> Json:
+        message: Json = {"role": "assistant", "content": choice.text, "refusal": None}
+        if choice.calls:
+            calls = [format_call(part) for part in choice.calls]
+            message |= {"content": choice.text or None, "tool_calls": calls}
         return {
             "index": choice.choice,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "message": message,
             "logprobs": self._format_logprobs(choice.logprobs) if self.has_logprobs else None,
             "finish_reason": choice.finish_reason,
         }
 
     def format_delta(self, piece: TextPiece) -> Json:
+        calls = [{"index": part.index, **format_call(part)} for part in piece.calls]
         return {
             "index": piece.choice,
-            "delta": {} if piece.finish_reason else {"content": piece.text},
+            "delta": ({"content": piece.text} if piece.text else {}) | ({"tool_calls": calls} if calls else {}),
             "logprobs": self._format_logprobs(piece.logprobs) if piece.logprobs else None,
             "finish_reason": piece.finish_reason,
         }
@@ -136,6 +144,13 @@ class CompletionFormat(AnswerFormat):
             "top_logprobs": likeliest if any(entry.likeliest for entry in logprobs) else None,
             "text_offset": [entry.start for entry in logprobs],
         }
+
+
+def format_call(part: CallPart) -> Json:
+    """Format a call of a function, or a part of one."""
+    head = {"id": part.identifier, "type": "function"} if part.name else {}
+    named = {"name": part.name} if part.name else {}
+    return {**head, "function": {**named, "arguments": part.arguments}}
 
 
 def format_usage(prompt: int, written: int) -> Json:

@@ -2,14 +2,15 @@
 
 import secrets
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from laconic.errors import InputError
 from laconic.runtimes.generator import Sampling
-from serve.generation.text_writer import TextWriter
+from serve.generation.text_writer import TextWriter, WrittenAnswer
+from serve.generation.written_choice import TextPiece
 from serve.openai.openai_shape import InvalidParameter
 
 SEEDS = 1 << 32
@@ -114,23 +115,49 @@ class TextRequest(RequestPart):
         return 0
 
     @property
+    def has_calls(self) -> bool:
+        """Whether the answer may call functions."""
+        return False
+
+    @property
     def most_tokens(self) -> int | None:
         """The most tokens that the request asks for; None where it does not say."""
         return self.max_tokens
 
-    def encode(self, writer: TextWriter) -> tuple[int, ...]:
-        """Encode the prompt. Raises InvalidParameter."""
+    @property
+    def prompts(self) -> int:
+        """The number of prompts."""
+        return 1
+
+    def prepare(self, writer: TextWriter) -> Sequence[tuple[tuple[int, ...], Sampling]]:
+        """Return the prompts, each with how the answer to it is written. Raises InvalidParameter, ContextOverflow where
+        one does not fit in the model's context."""
         try:
-            return self.encode_prompt(writer)
+            prompts = self.encode_prompts(writer)
+        except InvalidParameter:
+            raise
         except InputError as error:
             raise InvalidParameter(self.prompt_field, str(error)) from None
+        grammar = self.make_grammar(writer)
+        return [(prompt, self._make_sampling(writer, prompt, grammar)) for prompt in prompts]
 
     @abstractmethod
-    def encode_prompt(self, writer: TextWriter) -> tuple[int, ...]:
-        """Encode the prompt. Raises InputError."""
+    def encode_prompts(self, writer: TextWriter) -> Sequence[tuple[int, ...]]:
+        """Encode the prompts. Raises InputError."""
 
-    def make_sampling(self, writer: TextWriter, prompt: Sequence[int]) -> Sampling:
-        """Say how the answer is written. Raises ContextOverflow where it does not fit in the model's context."""
+    def make_grammar(self, writer: TextWriter) -> str:
+        """Return the grammar of the answer; empty where any text will do. Raises InvalidParameter."""
+        return ""
+
+    def find_shown(self, writer: TextWriter) -> Mapping[int, str]:
+        """Return the special tokens that are read as text."""
+        return {}
+
+    def read_pieces(self, answer: WrittenAnswer, writer: TextWriter) -> AsyncGenerator[TextPiece, None]:
+        """Return what is shown of an answer, as it comes."""
+        return answer.pieces()
+
+    def _make_sampling(self, writer: TextWriter, prompt: Sequence[int], grammar: str) -> Sampling:
         return Sampling(
             max_new_tokens=writer.limit(prompt, self.most_tokens),
             temperature=1.0 if self.temperature is None else self.temperature,
@@ -145,6 +172,7 @@ class TextRequest(RequestPart):
             n=self.choices,
             logprobs=self.has_logprobs,
             top_logprobs=self.likeliest,
+            grammar=grammar,
         )
 
     def _read_bias(self, vocabulary: int) -> tuple[tuple[int, float], ...]:
