@@ -36,8 +36,8 @@ class ToolCall(RequestPart):
 
 
 class Message(RequestPart):
-    """A message of a chat. refusal, function_call, audio: as clients send back what they got, empty. parsed: the
-    content once more, as OpenAI's client adds it."""
+    """A message of a chat. refusal, function_call, audio, annotations: as clients send back what they got, empty.
+    parsed: the content once more, as OpenAI's client adds it."""
 
     role: str
     content: str | list[TextPart] | None = None
@@ -47,6 +47,7 @@ class Message(RequestPart):
     refusal: None = None
     function_call: None = None
     audio: None = None
+    annotations: None = None
     parsed: Any = None
 
     def check(self, number: int) -> None:

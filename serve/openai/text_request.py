@@ -82,6 +82,8 @@ class TextRequest(RequestPart):
             return InvalidParameter(name, f"unknown parameter {name!r}; this server knows {known}")
         if problem["type"] == MISSING and len(problem["loc"]) == 1:
             return InvalidParameter(name, f"{name!r} is missing")
+        if problem["type"] == UNKNOWN:
+            return InvalidParameter(name, f"{name!r} does not fit: unknown field {str(problem['loc'][-1])[:40]!r}")
         return InvalidParameter(name, f"{name!r} does not fit: {problem['msg']}")
 
     def refuse_unsupported(self) -> None:
