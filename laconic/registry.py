@@ -64,6 +64,8 @@ RUNTIMES = {
 }
 
 GENERATORS = {
+    "openvino": "laconic.runtimes.openvino_generator:OpenVinoGenerator",
+    "openvino-decoder": "laconic.runtimes.openvino_decoder:OpenVinoDecoder",
     "openvino-genai": "laconic.runtimes.openvino_genai:OpenVinoGenAi",
 }
 """Engines that write."""

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -27,11 +27,14 @@ from laconic.errors import InputError, Overloaded, RuntimeFailure
 from laconic.runtimes.generator import GenerationRequest, Generator, Sampling, TokenEvent
 
 pytest.importorskip("openvino_genai")
+from laconic.runtimes.openvino_decoder import COPIES, OpenVinoDecoder
 from laconic.runtimes.openvino_genai import OpenVinoGenAi
 from laconic.runtimes.stateful_graph import make_stateful
 
 TOKENS = 40
 Texts = dict[tuple[int, int], list[int]]
+Kind = type[OpenVinoGenAi] | type[OpenVinoDecoder]
+KINDS: Sequence[Kind] = (OpenVinoGenAi, OpenVinoDecoder)
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +47,14 @@ def graph(decoder: TinyDecoder, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return write_decoder(tmp_path_factory.mktemp("graphs") / "model.onnx", decoder)
 
 
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return cast(Kind, request.param)
+
+
 @pytest.fixture
-def tiny(graph: Path) -> Iterator[OpenVinoGenAi]:
-    with OpenVinoGenAi(graph, context=512, cache_bytes=1 << 20) as generator:
+def tiny(kind: Kind, graph: Path) -> Iterator[Generator]:
+    with kind(graph, context=512, cache_bytes=4 << 20) as generator:
         yield generator
 
 
@@ -67,8 +75,13 @@ def draw_prompts(vocabulary: int, lengths: Sequence[int] = (20, 1, 43, 100)) -> 
     return [tuple(rng.integers(5, vocabulary, length).tolist()) for length in lengths]
 
 
-@pytest.mark.parametrize("has_prefix_cache", [True, False])
-def test_greedy_tokens_are_those_of_transformers_alone_and_together(shared: Path, has_prefix_cache: bool) -> None:
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [(OpenVinoGenAi, {}), (OpenVinoGenAi, {"has_prefix_cache": False}), (OpenVinoDecoder, {})],
+)
+def test_greedy_tokens_are_those_of_transformers_alone_and_together(
+    shared: Path, kind: Kind, options: dict[str, Any]
+) -> None:
     model, artifact = open_chat_model(shared)
     prompts = draw_prompts(model.config.vocab_size)
     expected = []
@@ -78,9 +91,7 @@ def test_greedy_tokens_are_those_of_transformers_alone_and_together(shared: Path
                 torch.tensor([prompt]), max_new_tokens=TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0
             )
         expected.append(written[0, len(prompt) :].tolist())
-    with OpenVinoGenAi(
-        artifact / "model.onnx", context=CONTEXT, cache_bytes=1 << 20, has_prefix_cache=has_prefix_cache
-    ) as generator:
+    with kind(artifact / "model.onnx", context=CONTEXT, cache_bytes=1 << 20, **options) as generator:
         for prompt, tokens in zip(prompts, expected, strict=True):
             generator.add(GenerationRequest(1, prompt, Sampling(TOKENS)))
             assert finish(generator)[0] == {(1, 0): tokens}
@@ -91,7 +102,7 @@ def test_greedy_tokens_are_those_of_transformers_alone_and_together(shared: Path
     assert {event.finish_reason for event in last.values()} == {"length"}
 
 
-def test_a_seed_draws_the_same_tokens_alone_and_beside_others(tiny: OpenVinoGenAi) -> None:
+def test_a_seed_draws_the_same_tokens_alone_and_beside_others(tiny: Generator) -> None:
     first, second = draw_prompts(VOCABULARY, (5, 9))
     sampling = Sampling(12, temperature=1.0, seed=7, n=3)
     tiny.add(GenerationRequest(1, first, sampling))
@@ -110,7 +121,7 @@ def test_a_seed_draws_the_same_tokens_alone_and_beside_others(tiny: OpenVinoGenA
     assert texts[4, 0] == texts[5, 0]
 
 
-def test_the_repetition_penalty_is_that_of_transformers(tiny: OpenVinoGenAi, decoder: TinyDecoder) -> None:
+def test_the_repetition_penalty_is_that_of_transformers(tiny: Generator, decoder: TinyDecoder) -> None:
     (prompt,) = draw_prompts(VOCABULARY, (6,))
     ids = list(prompt)
     for _ in range(20):
@@ -123,7 +134,7 @@ def test_the_repetition_penalty_is_that_of_transformers(tiny: OpenVinoGenAi, dec
 
 @pytest.mark.parametrize("limit", [{}, {"top_k": 3}, {"top_p": 0.6}, {"min_p": 0.3}])
 def test_tokens_are_drawn_from_what_the_settings_leave(
-    tiny: OpenVinoGenAi, decoder: TinyDecoder, limit: dict[str, Any]
+    tiny: Generator, decoder: TinyDecoder, limit: dict[str, Any]
 ) -> None:
     """Each of the tokens that are left, and none else; without limits, as often as is likely."""
     prompt, draws = (1, 2, 3), 250
@@ -139,7 +150,7 @@ def test_tokens_are_drawn_from_what_the_settings_leave(
     assert np.abs(counts / draws - expected).sum() < 0.5  # some 0.35 by chance, for the 64 tokens without a limit
 
 
-def test_a_choice_ends_with_a_stop_token_and_tells_its_probabilities(tiny: OpenVinoGenAi, decoder: TinyDecoder) -> None:
+def test_a_choice_ends_with_a_stop_token_and_tells_its_probabilities(tiny: Generator, decoder: TinyDecoder) -> None:
     prompt = (1, 2, 3)
     expected = decoder.write_greedily(list(prompt), 10)
     tiny.add(GenerationRequest(1, prompt, Sampling(10, stop_token_ids=(expected[4], 60), logprobs=True)))
@@ -157,7 +168,7 @@ def test_a_choice_ends_with_a_stop_token_and_tells_its_probabilities(tiny: OpenV
     assert logprobs == pytest.approx([float(row[token]) for row, token in zip(rows, tokens, strict=True)], abs=1e-4)
 
 
-def test_what_is_cancelled_ends_with_the_next_step_and_frees_its_blocks(tiny: OpenVinoGenAi) -> None:
+def test_what_is_cancelled_ends_with_the_next_step_and_frees_its_blocks(tiny: Generator) -> None:
     tiny.add(GenerationRequest(1, (1, 2, 3), Sampling(200, temperature=1.0, n=2)))
     tiny.add(GenerationRequest(2, (4, 5), Sampling(20)))
     for _ in range(5):
@@ -177,8 +188,9 @@ def test_what_is_cancelled_ends_with_the_next_step_and_frees_its_blocks(tiny: Op
     assert finish(tiny)[1][3, 0].finish_reason == "cancelled"
 
 
-def test_no_more_is_begun_than_the_cache_holds(graph: Path) -> None:
-    with OpenVinoGenAi(graph, context=512, cache_bytes=4 * 32 * 2 * 2 * 8 * 4) as generator:
+def test_no_more_is_begun_than_the_cache_holds(kind: Kind, graph: Path) -> None:
+    copies = COPIES if kind is OpenVinoDecoder else 1
+    with kind(graph, context=512, cache_bytes=copies * 4 * 32 * 2 * 2 * 8 * 4) as generator:
         assert generator.ledger.total == 4
         for number in range(2):
             generator.add(GenerationRequest(number, (1, 2, 3), Sampling(60)))
@@ -192,10 +204,10 @@ def test_no_more_is_begun_than_the_cache_holds(graph: Path) -> None:
             with pytest.raises(InputError):
                 generator.add(GenerationRequest(3, tokens, Sampling(10)))
     with pytest.raises(RuntimeFailure, match="holds no block of 32 tokens"):
-        OpenVinoGenAi(graph, context=512, cache_bytes=100)
+        kind(graph, context=512, cache_bytes=100)
 
 
-def test_settings_that_the_engine_refuses_cost_their_own_request_alone(tiny: OpenVinoGenAi) -> None:
+def test_settings_that_the_engine_refuses_cost_their_own_request_alone(tiny: Generator) -> None:
     tiny.add(GenerationRequest(1, (1, 2, 3), Sampling(10)))
     for refused in ({"repetition_penalty": -1.0}, {"top_p": 2.0}, {"min_p": 3.0}, {"top_p": float("nan")}):
         with pytest.raises(InputError, match="one is out of its range"):
@@ -206,8 +218,8 @@ def test_settings_that_the_engine_refuses_cost_their_own_request_alone(tiny: Ope
     assert texts[1, 0] == texts[3, 0] == texts[4, 0]
 
 
-def test_bfloat16_writes_too(graph: Path) -> None:
-    with OpenVinoGenAi(graph, context=512, cache_bytes=1 << 20, compute="bfloat16") as generator:
+def test_bfloat16_writes_too(kind: Kind, graph: Path) -> None:
+    with kind(graph, context=512, cache_bytes=1 << 20, compute="bfloat16") as generator:
         generator.add(GenerationRequest(1, (1, 2, 3), Sampling(10)))
         assert len(finish(generator)[0][1, 0]) == 10
 
@@ -229,10 +241,10 @@ def test_attention_that_paging_would_change_is_refused(changes: dict[str, float]
         make_stateful(path, 16)  # no text is longer than the window
 
 
-def test_a_scale_of_the_scores_is_kept(tmp_path: Path) -> None:
+def test_a_scale_of_the_scores_is_kept(kind: Kind, tmp_path: Path) -> None:
     decoder = TinyDecoder(scales_scores=True).eval()
     path = write_decoder(tmp_path / "model.onnx", decoder)
-    with OpenVinoGenAi(path, context=512, cache_bytes=1 << 20) as generator:
+    with kind(path, context=512, cache_bytes=1 << 20) as generator:
         generator.add(GenerationRequest(1, (1, 2, 3), Sampling(30)))
         assert finish(generator)[0][1, 0] == decoder.write_greedily([1, 2, 3], 30)
 

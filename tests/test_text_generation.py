@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from language_models import FAMILIES, WINDOW, save
 from originals import tiny_tokenizer
 from served import running
 
@@ -37,32 +38,6 @@ from laconic.tasks.text_generation import COMPARED_TOKENS, PROMPT_TOKENS, TextGe
 
 QUIET = Steps(quiet=True)
 TASK = "text-generation"
-WINDOW = 8
-"""The sliding window of those families that have one: prompts are longer."""
-TOKENS = {"vocab_size": 40, "bos_token_id": 2, "eos_token_id": 3}
-SHAPE = TOKENS | {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 128}
-GROUPED = SHAPE | {"intermediate_size": 64, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0}
-GPT2 = TOKENS | {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "tie_word_embeddings": False}
-FAMILIES = {
-    "gpt2": (transformers.GPT2LMHeadModel, GPT2),
-    "llama": (transformers.LlamaForCausalLM, GROUPED),
-    "qwen3": (transformers.Qwen3ForCausalLM, GROUPED),
-    "mistral": (transformers.MistralForCausalLM, GROUPED | {"sliding_window": WINDOW}),
-    "gemma2": (transformers.Gemma2ForCausalLM, GROUPED | {"sliding_window": WINDOW}),
-    "opt": (transformers.OPTForCausalLM, SHAPE | {"ffn_dim": 64, "word_embed_proj_dim": 32, "pad_token_id": 0}),
-    "mixtral": (transformers.MixtralForCausalLM, GROUPED | {"num_local_experts": 4}),
-}
-
-
-def save(folder, name):
-    """A folder of a family, with random weights large enough that the next token depends on those before."""
-    kind, settings = FAMILIES[name]
-    torch.manual_seed(1)
-    model = kind(kind.config_class(**settings))
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            torch.nn.init.normal_(parameter, std=0.4)
-    return models.save_transformer(folder, model)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -72,6 +72,16 @@ class TokenEvent:
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
 
 
+def check_prompt(request: GenerationRequest, vocabulary: int) -> None:
+    """Raise InputError for a prompt without tokens, or with such that the model does not have: an engine would read
+    what lies beside the embeddings."""
+    if not request.prompt:
+        raise InputError("the prompt has no tokens")
+    low, high = min(request.prompt), max(request.prompt)
+    if low < 0 or high >= vocabulary:
+        raise InputError(f"the tokens run from {low} to {high}, and the model takes 0 to {vocabulary - 1}")
+
+
 Holder = tuple[int, int]
 """What blocks are held for: a choice, by its request and its index."""
 

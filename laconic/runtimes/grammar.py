@@ -5,8 +5,12 @@ A grammar is text, in llguidance's variant of Lark, or in JSON as `grammar_of_sc
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from laconic.arrays import Array
 from laconic.errors import InputError
 from laconic.registry import missing_package
 
@@ -50,3 +54,63 @@ def import_matcher() -> Any:
     except ImportError as error:
         raise missing_package("llguidance") from error
     return LLMatcher
+
+
+class GrammarTokens:
+    """The tokens of a model, as grammars see them."""
+
+    def __init__(self, tokenizer: Path, vocabulary: int) -> None:
+        """tokenizer: the file of the tokenizer. vocabulary: the number of tokens that the model gives scores to."""
+        self.vocabulary = vocabulary
+        self._path = tokenizer
+        self._tokenizers: dict[tuple[int, ...], Any] = {}
+
+    def match(self, grammar: str, end_tokens: tuple[int, ...]) -> "GrammarMatch":
+        """Begin a text that must match a grammar. end_tokens: with which a text may end. Raises InputError for what is
+        no grammar, and where the tokenizer is of a kind that llguidance does not read."""
+        matcher = import_matcher()(self._open(end_tokens), grammar, log_level=0)
+        if matcher.is_error():
+            raise InputError(explain_refusal(matcher.get_error()))
+        return GrammarMatch(matcher, self.vocabulary)
+
+    def _open(self, end_tokens: tuple[int, ...]) -> Any:
+        if end_tokens not in self._tokenizers:
+            import llguidance
+
+            try:
+                text = self._path.read_text(encoding="utf-8")
+                opened = llguidance.LLTokenizer(text, eos_token=list(end_tokens) or None)
+                if opened.vocab_size < self.vocabulary:
+                    opened = llguidance.LLTokenizer(text, self.vocabulary, list(end_tokens) or None)
+            except Exception as error:  # the library raises ValueError and its like
+                raise InputError("grammars cannot be matched with the tokenizer of this model") from error
+            self._tokenizers[end_tokens] = opened
+        return self._tokenizers[end_tokens]
+
+
+class GrammarMatch:
+    """A text that matches a grammar so far."""
+
+    def __init__(self, matcher: Any, vocabulary: int) -> None:
+        self._matcher = matcher
+        self._vocabulary = vocabulary
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the text is whole, and can go on with nothing but its end."""
+        return bool(self._matcher.is_stopped())
+
+    def copy(self) -> "GrammarMatch":
+        """Return the same text, to go on another way."""
+        return GrammarMatch(self._matcher.deep_copy(), self._vocabulary)
+
+    def find_next(self) -> Array:
+        """Find which tokens may follow: a bool for each. None may where the grammar has become too complex."""
+        if self._matcher.is_error():
+            return np.zeros(self._vocabulary, bool)
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        return np.unpackbits(bits, bitorder="little")[: self._vocabulary].astype(bool)
+
+    def add(self, token: int) -> None:
+        """Add a token that may follow."""
+        self._matcher.consume_token(token)

@@ -10,10 +10,18 @@ from pathlib import Path
 import numpy as np
 
 from laconic.errors import InputError, RuntimeFailure
-from laconic.runtimes.generator import BlockLedger, FinishReason, GenerationRequest, Generator, Sampling, TokenEvent
+from laconic.runtimes.generator import (
+    BlockLedger,
+    FinishReason,
+    GenerationRequest,
+    Generator,
+    Sampling,
+    TokenEvent,
+    check_prompt,
+)
 from laconic.runtimes.openvino import HINTS, OpenVino, ov  # before openvino_genai: keeps openvino's telemetry out
 from laconic.runtimes.runtime import Compute
-from laconic.runtimes.stateful_graph import CacheShape, StatefulModel, make_stateful
+from laconic.runtimes.stateful_graph import CacheShape, PagingRefused, StatefulModel, make_stateful
 
 import openvino_genai  # isort: skip
 
@@ -75,11 +83,7 @@ class OpenVinoGenAi(Generator):
         self._pipeline = open_pipeline(stateful, model, blocks, find_properties(threads, compute), has_prefix_cache)
 
     def add(self, request: GenerationRequest) -> None:
-        if not request.prompt:
-            raise InputError("the prompt has no tokens")
-        low, high = min(request.prompt), max(request.prompt)
-        if low < 0 or high >= self.vocabulary:  # the engine would read what lies beside the embeddings
-            raise InputError(f"the tokens run from {low} to {high}, and the model takes 0 to {self.vocabulary - 1}")
+        check_prompt(request, self.vocabulary)
         if request.sampling.needs_logits:
             raise InputError("the engine does not give the scores of all tokens, which these settings of sampling need")
         try:
@@ -187,7 +191,7 @@ def open_pipeline(
     except OSError as error:
         raise RuntimeFailure(f"the model cannot be written to the folder of temporary files: {error}") from error
     except Exception as error:  # its text holds paths of the machine that built the engine
-        raise RuntimeFailure(
+        raise PagingRefused(
             f"OpenVINO GenAI refuses {model.name}: it cannot page the attention of this graph"
         ) from error
 

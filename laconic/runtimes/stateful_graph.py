@@ -23,6 +23,10 @@ PROBED = 8
 """Tokens of the prompt that a mask is computed for, beside one token after the longest past."""
 
 
+class PagingRefused(RuntimeFailure):
+    """Paged attention would not compute a graph as it is."""
+
+
 @dataclass(frozen=True)
 class CacheShape:
     """The cache of one token. layers: keys and values count as one each; of each: heads and the width of a head."""
@@ -59,16 +63,14 @@ class AttentionNodes:
 def make_stateful(path: Path, context: int) -> StatefulModel:
     """Read a decoder with a cache, and make it stateful. context: the most tokens that the model takes.
 
-    Raises RuntimeFailure for a graph that is no such decoder, or that paged attention would not compute as it is.
+    Raises RuntimeFailure for a graph that is no such decoder, PagingRefused for one that paged attention would not
+    compute as it is.
     """
-    try:
-        graph = core().read_model(path)
-    except Exception as error:  # the engine raises RuntimeError and its like
-        raise RuntimeFailure(f"OpenVINO cannot read {path.name} as an ONNX graph") from error
+    graph = read_graph(path)
     pasts = find_pasts(graph, path)
     attentions = [found for node in graph.get_ordered_ops() if (found := match_attention(node)) is not None]
     if len(attentions) * 2 != len(pasts):
-        raise RuntimeFailure(
+        raise PagingRefused(
             f"{path.name} has a cache of {len(pasts) // 2} layers, and attention that can be paged in "
             f"{len(attentions)} of them: softmax(q k + mask) v without a cap on the scores is expected"
         )
@@ -76,8 +78,15 @@ def make_stateful(path: Path, context: int) -> StatefulModel:
     for attention in attentions:
         fuse(attention)
     add_state(graph, pasts)
-    shapes = tuple((heads, width) for heads, width in map(read_cache_shape, pasts))
-    return StatefulModel(graph, CacheShape(shapes), read_vocabulary(graph, path))
+    return StatefulModel(graph, read_cache(pasts), read_vocabulary(graph, path))
+
+
+def read_graph(path: Path) -> "ov.Model":
+    """Read an ONNX graph. Raises RuntimeFailure."""
+    try:
+        return core().read_model(path)
+    except Exception as error:  # the engine raises RuntimeError and its like
+        raise RuntimeFailure(f"OpenVINO cannot read {path.name} as an ONNX graph") from error
 
 
 def find_pasts(graph: "ov.Model", path: Path) -> "list[ov.op.Parameter]":
@@ -146,7 +155,7 @@ def find_key(product: "ov.Node") -> "ov.Output | None":
 
 
 def check_masks(graph: "ov.Model", attentions: Sequence[AttentionNodes], context: int, path: Path) -> None:
-    """Raise RuntimeFailure unless every mask hides the tokens that follow, none of those before, and does nothing else.
+    """Raise PagingRefused unless every mask hides the tokens that follow, none of those before, and does nothing else.
 
     Masks are computed for a short prompt, and for the last token of the longest text.
     """
@@ -165,12 +174,12 @@ def check_masks(graph: "ov.Model", attentions: Sequence[AttentionNodes], context
                 raise RuntimeFailure(f"layer {layer} of {path.name} reads tokens that follow: its mask is not causal")
             if (rows[..., ~hidden] < HIDDEN).any():
                 width = int((rows.reshape(-1, rows.shape[-1])[-1] > HIDDEN).sum())
-                raise RuntimeFailure(
+                raise PagingRefused(
                     f"layer {layer} of {path.name} has a sliding window of {width} tokens, and OpenVINO GenAI's paged "
                     f"attention would read all {past + tokens}"
                 )
             if rows[..., ~hidden].any():
-                raise RuntimeFailure(
+                raise PagingRefused(
                     f"layer {layer} of {path.name} adds a bias to the scores of its attention, which OpenVINO GenAI's "
                     f"paged attention would leave out"
                 )
@@ -196,6 +205,11 @@ def compute_masks(
         return [request.get_output_tensor(index).data.copy() for index in range(len(masks))]
     except Exception as error:
         raise RuntimeFailure(f"OpenVINO cannot compute the masks of the attention of {path.name}") from error
+
+
+def read_cache(pasts: "Sequence[ov.op.Parameter]") -> CacheShape:
+    """Read the shape of the cache off the inputs that hold it."""
+    return CacheShape(tuple(map(read_cache_shape, pasts)))
 
 
 def read_cache_shape(past: "ov.op.Parameter") -> tuple[int, int]:

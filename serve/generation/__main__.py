@@ -79,6 +79,7 @@ def open_generator(job: GenerationJob) -> Generator:
         cache_bytes=job.cache_bytes,
         threads=job.threads,
         compute=job.compute,
+        tokenizer=Path(job.tokenizer),
     )
     return generator
 

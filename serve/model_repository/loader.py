@@ -61,8 +61,10 @@ def open_model(artifact: Artifact, settings: Settings, *, name: str, version: st
     return model
 
 
-GENERATOR = "openvino-genai"
+GENERATOR = "openvino"
 """The engine that models write with."""
+TOKENIZER = "tokenizer.json"
+"""The file of a tokenizer in an artifact; every model that writes has one."""
 READER = "openvino"
 """The engine whose graphs it reads best; those of others have operators of their own."""
 
@@ -81,6 +83,7 @@ def open_writer(artifact: Artifact, settings: Settings, name: str, digest: str) 
     job = GenerationJob(
         engine=GENERATOR,
         model=str((artifact.path / placement.model).resolve()),
+        tokenizer=str((artifact.path / TOKENIZER).resolve()),
         manifest=str((artifact.path / MANIFEST).resolve()),
         digest=digest,
         context=task.max_tokens,

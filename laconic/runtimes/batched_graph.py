@@ -1,0 +1,77 @@
+"""From a decoder with a cache in ONNX to one that reads rows of different lengths together.
+
+Rows end at the same place, and shorter ones have padding in front. A graph's own masks compare places, so that windows
+and biases by distance stay as they are; an input `padding` is added to the scores of every attention, and hides what
+lies in front of a row.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from laconic.errors import RuntimeFailure
+from laconic.runtimes.decoder_file import LOGITS
+from laconic.runtimes.openvino import opset, ov
+from laconic.runtimes.stateful_graph import find_pasts, is_product, read_graph
+
+PADDING = "padding"
+"""The input that is added to the scores: [batch, 1, 1, past + tokens], 0 or `HIDING`."""
+HIDING = -1e9
+"""Added to the scores of padding, whose share is then 0, in BF16 too; less may overflow beside a mask of the graph."""
+PASSING = ("Add", "Convert", "Divide", "Multiply", "Tanh")
+"""What may stand between a product and what it is for: each output number is made of one number."""
+
+
+def read_batched(path: Path) -> "tuple[ov.Model, list[ov.op.Parameter]]":
+    """Read a decoder with a cache, and add the input `padding`; its logits are those of the last tokens alone, [batch,
+    1, vocabulary]. Return it with the inputs that hold the cache. Raises RuntimeFailure for a graph that is no such
+    decoder, or whose attention is not found."""
+    graph = read_graph(path)
+    pasts = find_pasts(graph, path)
+    padding = opset.parameter([-1, 1, 1, -1], ov.Type.f32, name=PADDING)
+    padding.output(0).get_tensor().set_names({PADDING})
+    softmaxes = [node for node in graph.get_ordered_ops() if is_attention(node)]
+    if len(softmaxes) * 2 != len(pasts):
+        raise RuntimeFailure(
+            f"{path.name} has a cache of {len(pasts) // 2} layers, and attention that can be batched in "
+            f"{len(softmaxes)} of them: a softmax over the scores of all tokens is expected, multiplied with the values"
+        )
+    for softmax in softmaxes:
+        scores = softmax.input_value(0)
+        softmax.input(0).replace_source_output(opset.add(scores, padding).output(0))
+    graph.add_parameters([padding])
+    keep_last(graph)
+    graph.validate_nodes_and_infer_types()
+    return graph, pasts
+
+
+def is_attention(node: "ov.Node") -> bool:
+    """Return whether a node is the softmax of an attention: over [batch, heads, tokens, all tokens], for a product."""
+    if node.get_type_name() != "Softmax" or node.get_output_partial_shape(0).rank != ov.Dimension(4):
+        return False
+    reader = node
+    while True:
+        readers = [target.get_node() for target in reader.output(0).get_target_inputs()]
+        if len(readers) != 1:
+            return False
+        (reader,) = readers
+        if reader.get_type_name() == "MatMul":
+            return True
+        if reader.get_type_name() not in ("Convert", "Reshape"):
+            return False
+
+
+def keep_last(graph: "ov.Model") -> None:
+    """Compute the logits of the last tokens alone: in front of the product that makes them where that is found, so that
+    a long prompt takes neither the time nor the memory of all."""
+    place = graph.output(LOGITS).get_node().input(0)
+    node = place.get_source_output().get_node()
+    while node.get_type_name() in PASSING and node.get_output_partial_shape(0).rank == ov.Dimension(3):
+        axes = [value.get_node().get_type_name() == "Constant" for value in node.input_values()]
+        if axes[0] or not all(axes[1:]):
+            break
+        node = node.input_value(0).get_node()
+    if is_product(node, transposed=True) and node.input_value(0).get_partial_shape().rank == ov.Dimension(3):
+        place = node.input(0)
+    bounds = (opset.constant(np.array([value], np.int64)) for value in (-1, np.iinfo(np.int64).max, 1, 1))
+    place.replace_source_output(opset.slice(place.get_source_output(), *bounds).output(0))

@@ -1,0 +1,259 @@
+"""OpenVINO on the CPU, one token a step: rows are batched and tokens chosen here, so that any attention and any setting
+of sampling can be served; the cache is copied as rows join and leave, and prompts share none of it."""
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from laconic.arrays import Array
+from laconic.errors import InputError, RuntimeFailure
+from laconic.runtimes.decoder_requests import OpenDecoder, open_decoder
+from laconic.runtimes.generator import BlockLedger, GenerationRequest, Generator, TokenEvent, check_prompt
+from laconic.runtimes.grammar import GrammarMatch, GrammarTokens
+from laconic.runtimes.openvino_genai import OpenVinoGenAi
+from laconic.runtimes.runtime import Compute
+from laconic.runtimes.token_chooser import TokenChooser, check_sampling
+
+BLOCK_TOKENS = 32
+"""Tokens of a block: of the ledger alone, as the cache has none."""
+COPIES = 3
+"""How many times the cache is in memory at most: each step writes it anew, and so does what joins the batch."""
+PIECE = 256
+"""Tokens of prompts that are read in a step, so that the other choices go on meanwhile."""
+LEAST_COST = 32
+"""A piece of a prompt takes the time of so many tokens at least: the model's weights are read once."""
+PAUSE = 0.002
+"""Seconds that a step lasts while the model is being opened."""
+
+
+@dataclass
+class DecoderRow:
+    """A choice of a request. length: its tokens in the cache. token: the one that is read next."""
+
+    request: GenerationRequest
+    index: int
+    chooser: TokenChooser
+    length: int = 0
+    token: int = 0
+    is_cancelled: bool = False
+    is_done: bool = False
+
+
+@dataclass
+class PromptReading:
+    """A prompt that is read, or waits to be: once, whatever the number of choices. past: of the tokens read so far."""
+
+    request: GenerationRequest
+    rows: list[DecoderRow]
+    past: list[Array] = field(default_factory=list)
+    read: int = 0
+
+
+@dataclass(frozen=True)
+class JoiningRow:
+    """A row that joins the batch, and the cache that it has up to now. place: of the row in that cache."""
+
+    row: DecoderRow
+    past: list[Array]
+    place: int
+
+
+class OpenVinoDecoder(Generator):
+    """A decoder whose rows are batched here, the ends of their texts side by side.
+
+    A request begins, first come first served, when all rows padded to the longest that any may become fit in the cache.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        *,
+        context: int,
+        cache_bytes: int,
+        threads: int = 1,
+        compute: Compute = "float32",
+        tokenizer: Path | None = None,
+        beside: OpenVinoGenAi | None = None,
+    ) -> None:
+        """model: a decoder with a cache, in ONNX. context: the most tokens that it takes. cache_bytes: of the cache of
+        all requests. tokenizer: its file, for grammars. beside: the engine that writes other requests with this model,
+        whose ledger counts these too; the model is then opened in the background, for the first request. Raises
+        RuntimeFailure where the graph or the engine refuses."""
+        self.context = context
+        self._opening: Future[OpenDecoder] | None = None
+        self._begin_opening = partial(begin_opening, model, context, threads, compute)
+        if beside is None:
+            self._opening = self._begin_opening()
+            decoder = self._opening.result()
+            cache, self.vocabulary = decoder.rows.cache, decoder.vocabulary
+        else:
+            cache, self.vocabulary = beside.cache, beside.vocabulary
+        blocks = cache_bytes // (COPIES * BLOCK_TOKENS * cache.numbers * 4)
+        if not blocks and beside is None:
+            raise RuntimeFailure(f"the cache of {cache_bytes} bytes holds no block of {BLOCK_TOKENS} tokens of {model}")
+        self._capacity = BlockLedger(blocks, BLOCK_TOKENS)
+        self.ledger = self._capacity if beside is None else beside.ledger
+        self._grammars = None if tokenizer is None else GrammarTokens(tokenizer, self.vocabulary)
+        self._prompts: deque[PromptReading] = deque()
+        self._rows: list[DecoderRow] = []
+        self._past: list[Array] = []
+        self._joining: list[JoiningRow] = []
+
+    def add(self, request: GenerationRequest) -> None:
+        check_prompt(request, self.vocabulary)
+        sampling = request.sampling
+        check_sampling(sampling, self.vocabulary)
+        if len(request.prompt) + sampling.max_new_tokens > self.context:
+            raise InputError(f"the prompt and its answer are longer than the model's context of {self.context} tokens")
+        self._capacity.check(request)
+        match = self._match(request)
+        self.ledger.hold(request)
+        rows = [
+            DecoderRow(request, index, TokenChooser(request, index, self.vocabulary, match and match.copy()))
+            for index in range(sampling.n)
+        ]
+        self._prompts.append(PromptReading(request, rows))
+        self._opening = self._opening or self._begin_opening()
+
+    def step(self) -> Sequence[TokenEvent]:
+        try:
+            events = self._end_cancelled()
+            if self._opening is None or not wait([self._opening], PAUSE).done:
+                return events
+            decoder = self._opening.result()
+            return [*events, *self._write(decoder), *self._read(decoder)]
+        except RuntimeFailure:
+            raise
+        except Exception as error:  # its text holds paths of the machine that built the engine
+            raise RuntimeFailure("OpenVINO failed while it wrote") from error
+
+    def cancel(self, request_id: int, choice: int | None = None) -> None:
+        for row in self._list_rows():
+            if row.request.id == request_id and choice in (None, row.index):
+                row.is_cancelled = True
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._list_rows()
+
+    def close(self) -> None:
+        for row in self._list_rows():
+            self._end(row)
+        self._prompts.clear()
+        self._joining, self._rows, self._past = [], [], []
+        if self._opening is not None:
+            wait([self._opening])
+            self._opening = None
+
+    def _list_rows(self) -> list[DecoderRow]:
+        """List the choices under way, and those that wait."""
+        prompts = (row for prompt in self._prompts for row in prompt.rows)
+        rows = [*self._rows, *(joining.row for joining in self._joining), *prompts]
+        return [row for row in rows if not row.is_done]
+
+    def _match(self, request: GenerationRequest) -> GrammarMatch | None:
+        """Begin the grammar of a request, if it has one."""
+        if not request.sampling.grammar:
+            return None
+        if self._grammars is None:
+            raise InputError("the model was opened without its tokenizer, which grammars need")
+        return self._grammars.match(request.sampling.grammar, request.sampling.stop_token_ids)
+
+    def _end_cancelled(self) -> list[TokenEvent]:
+        cancelled = [row for row in self._list_rows() if row.is_cancelled]
+        for row in cancelled:
+            self._end(row)
+        for prompt in self._prompts:
+            prompt.rows = [row for row in prompt.rows if not row.is_done]
+        self._prompts = deque(prompt for prompt in self._prompts if prompt.rows)
+        return [TokenEvent(row.request.id, row.index, (), finish_reason="cancelled") for row in cancelled]
+
+    def _end(self, row: DecoderRow) -> None:
+        row.is_done = True
+        self.ledger.release(row.request.id, row.index)
+
+    def _write(self, decoder: OpenDecoder) -> Sequence[TokenEvent]:
+        """Write a token of every row."""
+        self._arrange(decoder)
+        if not self._rows:
+            return []
+        ids = np.array([[row.token] for row in self._rows], np.int64)
+        lengths = np.array([row.length for row in self._rows], np.int64)
+        logits, self._past = decoder.rows.run(ids, lengths, self._past)
+        for row in self._rows:
+            row.length += 1
+        return [self._choose(row, scores) for row, scores in zip(self._rows, logits, strict=True)]
+
+    def _choose(self, row: DecoderRow, logits: Array) -> TokenEvent:
+        """Choose the next token of a row, which may end with it."""
+        chosen = row.chooser.choose(logits)
+        if chosen.finish_reason is not None:
+            self._end(row)
+        key = (row.request.id, row.index)
+        if chosen.token is None:
+            return TokenEvent(*key, (), finish_reason=chosen.finish_reason)
+        row.token = chosen.token
+        logprobs = (chosen.logprob,) if row.request.sampling.logprobs else ()
+        likeliest = (chosen.likeliest,) if row.request.sampling.top_logprobs else ()
+        return TokenEvent(*key, (chosen.token,), logprobs, chosen.finish_reason, likeliest)
+
+    def _read(self, decoder: OpenDecoder) -> Sequence[TokenEvent]:
+        """Read pieces of prompts; choose the first tokens of those that are read to their end, which then join."""
+        events: list[TokenEvent] = []
+        rest = PIECE
+        while rest > 0 and self._prompts and (self._prompts[0].read or self._has_room(self._prompts[0])):
+            prompt = self._prompts[0]
+            piece = prompt.request.prompt[prompt.read : prompt.read + rest]
+            rest -= max(len(piece), LEAST_COST)
+            ids, lengths = np.array([piece], np.int64), np.array([prompt.read], np.int64)
+            logits, prompt.past = decoder.prompts.run(ids, lengths, prompt.past or decoder.prompts.make_past(1, 0))
+            prompt.read += len(piece)
+            if prompt.read < len(prompt.request.prompt):
+                continue
+            self._prompts.popleft()
+            events += [self._choose(row, logits[0]) for row in prompt.rows]
+            past = [array.copy() for array in prompt.past]
+            for row in prompt.rows:
+                row.length = prompt.read
+                if not row.is_done:
+                    self._joining.append(JoiningRow(row, past, 0))
+        return events
+
+    def _has_room(self, prompt: PromptReading) -> bool:
+        """Return whether the rows of a prompt fit beside the others, all padded to the longest that any may become."""
+        rows = [*self._rows, *(joining.row for joining in self._joining), *prompt.rows]
+        lengths = [len(row.request.prompt) + row.request.sampling.max_new_tokens for row in rows if not row.is_done]
+        return len(lengths) * max(lengths) <= self._capacity.total * BLOCK_TOKENS
+
+    def _arrange(self, decoder: OpenDecoder) -> None:
+        """Take the rows out of the batch that are done, and in those that join; padded to the longest of them."""
+        if not self._joining and not any(row.is_done for row in self._rows):
+            return
+        staying = (JoiningRow(row, self._past, place) for place, row in enumerate(self._rows))
+        batch = [each for each in (*staying, *self._joining) if not each.row.is_done]
+        width = max((each.row.length for each in batch), default=0)
+        past = decoder.rows.make_past(len(batch), width)
+        for place, each in enumerate(batch):
+            for array, source in zip(past, each.past, strict=True):
+                array[place, :, width - each.row.length :] = source[each.place, :, source.shape[2] - each.row.length :]
+        self._rows, self._past, self._joining = [each.row for each in batch], past, []
+
+
+def begin_opening(model: Path, context: int, threads: int, compute: Compute) -> "Future[OpenDecoder]":
+    """Open a decoder in a thread of its own, so that others write meanwhile."""
+    future: Future[OpenDecoder] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(open_decoder(model, context, threads, compute))
+        except BaseException as error:  # passed on to whoever asks for the result
+            future.set_exception(error)
+
+    threading.Thread(target=work, name="open decoder", daemon=True).start()
+    return future

@@ -1,0 +1,237 @@
+"""The engine that steps a decoder itself: attention that cannot be paged, rows that come and go, settings that need all
+scores."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from chat_models import CONTEXT, make_tokenizer, open_chat_model
+from language_models import WINDOW, save
+from numpy.typing import NDArray
+from test_generator import draw_prompts, finish
+from transformers import AutoModelForCausalLM
+
+from export.placements.split_decoder import split_decoder
+from export.sources import capture_graph
+from laconic.cache import Cache
+from laconic.errors import InputError, RuntimeFailure
+from laconic.models.source import CheckpointSource
+from laconic.models.source_loading import load_source
+from laconic.runtimes.generator import GenerationRequest, Sampling, TokenEvent
+
+pytest.importorskip("openvino_genai")
+pytest.importorskip("llguidance")
+from laconic.runtimes.grammar import grammar_of_schema
+from laconic.runtimes.openvino_decoder import OpenVinoDecoder
+
+VOCABULARY, SPACE = 40, 128
+CACHE = 1 << 20
+LEAVING = (1, 2)
+"""Requests that are cancelled when they have three tokens."""
+
+
+@pytest.fixture(scope="module", params=["llama", "mistral", "gemma2", "gemma3", "gpt2", "bloom", "opt", "mixtral"])
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """A model of a family, and the file of its decoder."""
+    folder = tmp_path_factory.mktemp(request.param)
+    source = save(folder / "source", request.param)
+    checkpoint = load_source(source, task="text-generation")
+    graph = capture_graph(CheckpointSource.of(checkpoint), Cache(folder / "cache"))
+    shutil.copy(graph.path, folder / "model.onnx")
+    split_decoder(folder / "model.onnx")
+    return AutoModelForCausalLM.from_pretrained(source).eval(), folder / "model.onnx"
+
+
+def write(model: Any, prompt: tuple[int, ...], tokens: int) -> list[int]:
+    """What transformers writes greedily."""
+    ids = torch.tensor([prompt])
+    settings = {"max_new_tokens": tokens, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    with torch.inference_mode():
+        return list(model.generate(ids, attention_mask=torch.ones_like(ids), **settings)[0].tolist())
+
+
+def test_rows_that_come_and_go_write_what_transformers_writes(family: tuple[Any, Path]) -> None:
+    """Requests of any length are begun, cancelled and ended at random while others are written, beyond every window."""
+    model, path = family
+    rng = np.random.default_rng(1)
+    lengths = [1, 2, 3 * WINDOW, 70, *rng.integers(1, 60, 14).tolist()]
+    prompts = draw_prompts(VOCABULARY, lengths)
+    limits = [24, 40, 30, 24, *rng.integers(1, 50, 14).tolist()]
+    expected = [write(model, *pair)[len(pair[0]) :] for pair in zip(prompts, limits, strict=True)]
+    assert len({tuple(text) for text in expected}) > 10
+    texts: dict[tuple[int, int], list[int]] = {}
+    ends: dict[tuple[int, int], TokenEvent] = {}
+    with OpenVinoDecoder(path, context=SPACE, cache_bytes=CACHE) as generator:
+        waiting = list(range(len(prompts)))
+        while waiting or not generator.is_idle:
+            for number in waiting[: int(rng.integers(0, 3))]:
+                request = GenerationRequest(number, prompts[number], Sampling(limits[number], n=1 + number % 2))
+                if generator.ledger.has_room(request):
+                    generator.add(request)
+                    waiting.remove(number)
+            for number in LEAVING:
+                if len(texts.get((number, 0), ())) >= 3:
+                    generator.cancel(number, 0)
+            for event in generator.step():
+                texts.setdefault((event.request_id, event.choice), []).extend(event.token_ids)
+                ends[event.request_id, event.choice] = event
+        assert generator.ledger.used == 0
+    for (number, choice), text in texts.items():
+        is_cancelled = number in LEAVING and choice == 0
+        assert ends[number, choice].finish_reason == ("cancelled" if is_cancelled else "length")
+        assert text == expected[number][: 3 if is_cancelled else None]
+
+
+def test_a_window_is_seen_by_prompts_in_pieces(family: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, path = family
+    monkeypatch.setattr("laconic.runtimes.openvino_decoder.PIECE", 13)
+    (prompt,) = draw_prompts(VOCABULARY, (60,))
+    with OpenVinoDecoder(path, context=SPACE, cache_bytes=CACHE) as generator:
+        generator.add(GenerationRequest(1, prompt, Sampling(20)))
+        steps = 0
+        while not generator.step():
+            steps += 1
+        assert steps == 60 // 13
+        assert finish(generator)[0][1, 0] == write(model, prompt, 20)[61:]
+
+
+@pytest.fixture(scope="module")
+def chat(shared: Path) -> tuple[Any, Path]:
+    model, artifact = open_chat_model(shared)
+    return model, artifact
+
+
+@pytest.fixture
+def generator(chat: tuple[Any, Path]) -> Iterator[OpenVinoDecoder]:
+    path = chat[1]
+    with OpenVinoDecoder(
+        path / "model.onnx", context=CONTEXT, cache_bytes=4 << 20, tokenizer=path / "tokenizer.json"
+    ) as generator:
+        yield generator
+
+
+def predict(model: Any, ids: list[int]) -> NDArray[np.float64]:
+    """The logits behind a text."""
+    with torch.inference_mode():
+        return np.asarray(model(torch.tensor([ids])).logits[0, -1].double().numpy())
+
+
+def test_the_likeliest_tokens_come_with_their_probabilities(chat: tuple[Any, Path], generator: OpenVinoDecoder) -> None:
+    model = chat[0]
+    prompt = (3, 80, 90)
+    sampling = Sampling(8, temperature=1.5, seed=3, top_k=5, logprobs=True, top_logprobs=4)
+    generator.add(GenerationRequest(1, prompt, sampling))
+    ids = list(prompt)
+    while not generator.is_idle:
+        for event in generator.step():
+            expected = torch.from_numpy(predict(model, ids)).log_softmax(-1)
+            values, places = expected.topk(4)
+            ((likeliest,), (token,), (logprob,)) = event.top_logprobs, event.token_ids, event.logprobs
+            assert [place for place, _ in likeliest] == places.tolist()
+            assert [value for _, value in likeliest] == pytest.approx(values.tolist(), abs=1e-4)
+            assert logprob == pytest.approx(float(expected[token]), abs=1e-4)
+            ids.append(token)
+    assert len(ids) == len(prompt) + 8
+
+
+def test_biases_ban_and_force_tokens(chat: tuple[Any, Path], generator: OpenVinoDecoder) -> None:
+    first = int(predict(chat[0], [3, 80]).argmax())
+    generator.add(GenerationRequest(1, (3, 80), Sampling(6, logit_bias=((first, -100.0),))))
+    generator.add(GenerationRequest(2, (3, 80), Sampling(6, temperature=1.0, logit_bias=((77, 100.0),))))
+    texts, _ = finish(generator)
+    assert first not in texts[1, 0]
+    assert texts[2, 0] == [77] * 6
+    for bias in ((261, 1.0), (-1, 1.0)):
+        with pytest.raises(InputError, match="logit_bias names token"):
+            generator.add(GenerationRequest(3, (3, 80), Sampling(6, logit_bias=(bias,))))
+
+
+def test_penalties_count_what_the_choice_has(chat: tuple[Any, Path], generator: OpenVinoDecoder) -> None:
+    """Each score less count times frequency_penalty, and presence_penalty once: the formula of OpenAI's reference."""
+    prompt = (3, 80, 90)
+    ids = list(prompt)
+    for _ in range(20):
+        counts = np.bincount(ids[3:], minlength=261)
+        ids.append(int((predict(chat[0], ids) - 2.5 * counts - 1.5 * (counts > 0)).argmax()))
+    sampling = Sampling(20, frequency_penalty=2.5, presence_penalty=1.5)
+    generator.add(GenerationRequest(1, prompt, sampling))
+    assert finish(generator)[0][1, 0] == ids[3:]
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "count": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
+    "required": ["name", "count"],
+    "additionalProperties": False,
+}
+
+
+def test_what_is_written_matches_the_schema_and_ends_with_it(generator: OpenVinoDecoder) -> None:
+    tokenizer = make_tokenizer()
+    grammar = grammar_of_schema(SCHEMA)
+    for number in range(4):
+        sampling = Sampling(240, temperature=1.0, seed=number, n=2, stop_token_ids=(1,), grammar=grammar)
+        generator.add(GenerationRequest(number, (3, 80, 90), sampling))
+    generator.add(GenerationRequest(4, (3, 80), Sampling(50, stop_token_ids=(1,), grammar="start: /[0-9]{3,5}/")))
+    generator.add(GenerationRequest(5, (3, 80), Sampling(2, grammar='start: "abc"')))
+    texts, last = finish(generator)
+    for number, choice in [(number, choice) for number in range(4) for choice in range(2)]:
+        value = json.loads(tokenizer.decode(texts[number, choice]))
+        assert set(value) == {"name", "count"}
+        assert isinstance(value["name"], str)
+        assert 0 <= value["count"] <= 99
+        assert last[number, choice].finish_reason == "stop"
+    assert tokenizer.decode(texts[4, 0]).isdigit()
+    assert last[4, 0].finish_reason == "stop"
+    assert (tokenizer.decode(texts[5, 0]), last[5, 0].finish_reason) == ("ab", "length")
+
+
+@pytest.mark.parametrize("grammar", ["", "start: name", 'start: "a" <|nobody|>'])
+def test_what_is_no_grammar_costs_its_own_request_alone(generator: OpenVinoDecoder, grammar: str) -> None:
+    generator.add(GenerationRequest(1, (3, 80), Sampling(5)))
+    if grammar:
+        with pytest.raises(InputError, match="cannot be compiled") as refused:
+            generator.add(GenerationRequest(2, (3, 80), Sampling(5, grammar=grammar)))
+        assert "\n" not in str(refused.value)
+    assert len(finish(generator)[0]) == 1
+
+
+def test_requests_wait_until_all_rows_fit_at_their_longest(chat: tuple[Any, Path]) -> None:
+    """Short rows beside a long one are padded to its length, which the sum of their lengths does not tell."""
+    block = 3 * 32 * 2 * 2 * 2 * 16 * 4
+    with OpenVinoDecoder(chat[1] / "model.onnx", context=CONTEXT, cache_bytes=8 * block) as generator:
+        assert generator.ledger.total == 8
+        generator.add(GenerationRequest(1, (3,) * 100, Sampling(28)))
+        generator.add(GenerationRequest(2, (3, 80), Sampling(10)))
+        generator.add(GenerationRequest(3, (3, 90), Sampling(10)))
+        order = []
+        while not generator.is_idle:
+            order += [(event.request_id, event.finish_reason) for event in generator.step()]
+        assert order.index((2, "length")) < order.index((3, None)) < order.index((1, "length"))
+
+
+def test_a_text_is_no_longer_than_the_context(generator: OpenVinoDecoder) -> None:
+    with pytest.raises(InputError, match="longer than the model's context of 256 tokens"):
+        generator.add(GenerationRequest(1, (3,) * 200, Sampling(57)))
+
+
+def test_grammars_need_a_tokenizer(chat: tuple[Any, Path]) -> None:
+    with (
+        OpenVinoDecoder(chat[1] / "model.onnx", context=CONTEXT, cache_bytes=CACHE) as generator,
+        pytest.raises(InputError, match="without its tokenizer"),
+    ):
+        generator.add(GenerationRequest(1, (3,), Sampling(5, grammar='start: "a"')))
+
+
+def test_an_engine_without_a_decoder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"\x00not a model")
+    with pytest.raises(RuntimeFailure, match=r"cannot read model\.onnx"):
+        OpenVinoDecoder(tmp_path / "model.onnx", context=CONTEXT, cache_bytes=CACHE)

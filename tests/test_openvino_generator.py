@@ -1,0 +1,178 @@
+"""Both engines together: which request is written by which, and a model with a window over HTTP."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from chat_models import CONTEXT, make_tokenizer, open_chat_model
+from language_models import WINDOW, save
+from served import running
+from test_generator import finish
+from tiny_decoders import TinyDecoder, write_decoder
+from transformers import AutoModelForCausalLM
+
+from export.pipeline import export
+from laconic.artifacts.manifest import MANIFEST
+from laconic.cache import Cache
+from laconic.errors import InputError, Overloaded, RuntimeFailure
+from laconic.hashing import digest_file
+from laconic.recipes.recipe import Recipe
+from laconic.runtimes.generator import GenerationRequest, Sampling
+from serve.generation.generation_job import GenerationJob
+from serve.generation.generation_worker import GenerationWorker
+
+pytest.importorskip("openvino_genai")
+pytest.importorskip("llguidance")
+from laconic.runtimes import openvino_decoder
+from laconic.runtimes.grammar import grammar_of_schema
+from laconic.runtimes.openvino_generator import OpenVinoGenerator
+
+DIGITS = "start: /[0-9]{4}/"
+
+
+@pytest.fixture(scope="module")
+def artifact(shared: Path) -> Path:
+    return open_chat_model(shared)[1]
+
+
+@pytest.fixture
+def generator(artifact: Path) -> Iterator[OpenVinoGenerator]:
+    with OpenVinoGenerator(
+        artifact / "model.onnx", context=CONTEXT, cache_bytes=1 << 20, tokenizer=artifact / "tokenizer.json"
+    ) as generator:
+        yield generator
+
+
+def test_other_requests_go_on_while_the_decoder_is_opened(generator: OpenVinoGenerator) -> None:
+    generator.add(GenerationRequest(1, (3, 80), Sampling(150)))
+    generator.add(GenerationRequest(2, (3, 80), Sampling(8, grammar=DIGITS, stop_token_ids=(1,))))
+    assert generator.ledger.used == 6
+    order = []
+    while not generator.is_idle:
+        order += [event.request_id for event in generator.step()]
+    assert order.index(2) > 3, "it took some steps of the others to open it"
+    assert (order.count(1), order.count(2)) == (150, 4)
+    assert generator.ledger.used == 0
+    for number in range(2):
+        generator.add(GenerationRequest(number, (3, 80), Sampling(5, top_logprobs=2 * number)))
+    texts, _ = finish(generator)
+    assert texts[0, 0] == texts[1, 0]
+
+
+def test_what_is_cancelled_before_the_decoder_is_open_ends(generator: OpenVinoGenerator) -> None:
+    generator.add(GenerationRequest(1, (3, 80), Sampling(8, grammar=DIGITS)))
+    generator.cancel(1)
+    assert finish(generator)[1][1, 0].finish_reason == "cancelled"
+
+
+def test_a_decoder_that_does_not_open_ends_the_generator(
+    generator: OpenVinoGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeFailure("OpenVINO refuses model.onnx")
+
+    monkeypatch.setattr(openvino_decoder, "open_decoder", refuse)
+    generator.add(GenerationRequest(1, (3, 80), Sampling(8, grammar=DIGITS)))
+    with pytest.raises(RuntimeFailure, match="refuses"):
+        finish(generator)
+    generator.cancel(1)
+
+
+def test_both_engines_share_a_ledger_and_the_decoder_holds_less(generator: OpenVinoGenerator) -> None:
+    capacity = generator.ledger.total
+    long = (3,) * 200
+    with pytest.raises(InputError, match="exceed the cache of"):
+        generator.add(GenerationRequest(1, long, Sampling(40, n=10, top_logprobs=1)))
+    for number in range(capacity // 8):
+        generator.add(GenerationRequest(number, long, Sampling(40, presence_penalty=0.5 * (number % 2))))
+    with pytest.raises(Overloaded):
+        generator.add(GenerationRequest(100, long, Sampling(40, top_logprobs=1)))
+    assert len(finish(generator)[0]) == capacity // 8
+
+
+@pytest.mark.parametrize("changes", [{"window": 16}, {"has_bias": True}, {"cap": 5.0}])
+def test_attention_that_cannot_be_paged_is_stepped(changes: dict[str, Any], tmp_path: Path) -> None:
+    decoder = TinyDecoder(**changes).eval()
+    path = write_decoder(tmp_path / "model.onnx", decoder)
+    prompts = ((1, 2, 3), (4,) * 30)
+    with OpenVinoGenerator(path, context=512, cache_bytes=1 << 20) as generator:
+        for number, prompt in enumerate(prompts):
+            generator.add(GenerationRequest(number, prompt, Sampling(30)))
+        texts, _ = finish(generator)
+    assert [texts[number, 0] for number in range(2)] == [decoder.write_greedily(list(each), 30) for each in prompts]
+
+
+def test_attention_of_another_form_is_refused(tmp_path: Path) -> None:
+    path = write_decoder(tmp_path / "model.onnx", TinyDecoder(is_causal=False))
+    with pytest.raises(RuntimeFailure, match="not causal"):
+        OpenVinoGenerator(path, context=512, cache_bytes=1 << 20)
+
+
+def test_a_worker_writes_by_a_schema_beside_others(artifact: Path) -> None:
+    job = GenerationJob(
+        engine="openvino",
+        model=str(artifact / "model.onnx"),
+        tokenizer=str(artifact / "tokenizer.json"),
+        manifest=str(artifact / MANIFEST),
+        digest=digest_file(artifact / MANIFEST).sha256,
+        context=CONTEXT,
+        cache_bytes=1 << 20,
+        threads=1,
+        compute="float32",
+    )
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    limited = schema | {"additionalProperties": False}
+    worker = GenerationWorker.open(job, watchdog=30, crashes=1, most_waiting=8)
+
+    async def write(sampling: Sampling) -> tuple[list[int], list[Any]]:
+        stream = await worker.begin((3, 80), sampling, 60)
+        tokens: list[int] = []
+        likeliest: list[Any] = []
+        while True:
+            event = await stream.read()
+            tokens += event.token_ids
+            likeliest += event.top_logprobs
+            if event.finish_reason is not None:
+                return tokens, likeliest
+
+    async def write_all() -> list[Any]:
+        return await asyncio.gather(
+            write(Sampling(100)),
+            write(Sampling(200, stop_token_ids=(1,), grammar=grammar_of_schema(limited))),
+            write(Sampling(3, logprobs=True, top_logprobs=2, logit_bias=((77, 100.0),))),
+            write(Sampling(3, grammar='start: "a" <|nobody|>')),
+            return_exceptions=True,
+        )
+
+    try:
+        plain, by_schema, biased, refused = asyncio.run(write_all())
+    finally:
+        worker.close()
+    assert len(plain[0]) == 100
+    assert isinstance(json.loads(make_tokenizer().decode(by_schema[0]))["ok"], bool)
+    assert biased[0] == [77] * 3
+    assert [len(likeliest) for likeliest in biased[1]] == [2, 2, 2]
+    assert isinstance(refused, InputError)
+
+
+def test_a_model_with_a_window_and_caps_is_served(tmp_path: Path) -> None:
+    source = save(tmp_path / "source", "gemma2")
+    path = tmp_path / "windows.laconic"
+    recipe = Recipe.parse({"source": str(source), "task": "text-generation", "stages": []})
+    export(recipe, path, cache=Cache(tmp_path / "cache"))
+    prompt = np.random.default_rng(0).integers(5, 30, 3 * WINDOW).tolist()
+    model = AutoModelForCausalLM.from_pretrained(source).eval()
+    with torch.inference_mode():
+        written = model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, pad_token_id=0)
+    with running(path, threads=1, kv_cache=1 << 20) as server, server.client() as client:
+        request = {"model": "windows", "prompt": prompt, "max_tokens": 12, "temperature": 0}
+        answer = client.post("/v1/completions", json=request, timeout=60).json()
+        task = server.app.repository.get("windows").artifact.task()
+    tokens = [token for token in written[0, len(prompt) :].tolist() if token != 3]
+    assert answer["usage"]["completion_tokens"] == len(written[0]) - len(prompt)
+    assert answer["choices"][0]["text"].strip() == task.tokenizer.decode(tokens).strip()
