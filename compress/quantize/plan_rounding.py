@@ -12,7 +12,8 @@ from onnx import numpy_helper
 from compress.quantize.calibration import single_sample_batches
 from compress.quantize.graph_moments import ActivationQuantizer, GraphMoments, collect_moments
 from compress.quantize.im2col import Im2Col
-from compress.quantize.rounding import IntegerRange, Rounding, reduced_range_scales, round_weight
+from compress.quantize.rounding import Rounding, reduced_range_scales, round_weight
+from compress.quantize.tied_weights import find_tied_heads
 from laconic.arrays import Array, Arrays
 from laconic.data.dataset import Dataset
 from laconic.hashing import environment_digest, hash_of
@@ -21,10 +22,13 @@ from laconic.quantization.plan import Plan, Precision, QuantizedWeight, Range, S
 from laconic.quantization.plan_file import digest_plan
 from laconic.quantization.qparams import (
     INT4_RANGE,
-    INT8_MAX,
+    INT8_LEVELS,
+    INT8_RANGE,
+    Levels,
     expand_scales,
     fake_quantize_activation,
-    int4_scales,
+    fit_grid,
+    quantize_in_groups,
     quantize_weight,
 )
 from laconic.recipes.stage import PlanContext
@@ -33,19 +37,20 @@ from laconic.runtimes.runtime import make_runtime
 ROUNDED_PRECISIONS: frozenset[Precision] = frozenset({"int4-weight", "int8", "int8-weight"})
 """Precisions with integer weights that are rounded here."""
 
-PARTS = ("integers", "scales", "bias_correction")
+PARTS = ("integers", "scales", "bias_correction", "zeros")
 """The arrays of a quantized weight."""
 
 Group = Literal[16, 32, 64, 128, 256]
-"""Sizes of a group of inputs that share a scale in 4 bits."""
+"""Sizes of a group of inputs that share a scale."""
 
 
 @dataclass(frozen=True)
 class RoundingConfig:
     """How the weights of a plan are rounded.
 
-    rounding: the method. group_size: inputs that share a scale in 4 bits; None: all of them. act_order: of GPTQ, round
-    the inputs with the largest activations first. bias_correction: add each layer's mean error to its bias (Nagel et
+    rounding: the method. group_size: inputs that share a scale in 4 bits, and int8_group_size in 8 bits of weight-only
+    quantization; None: all of them. symmetric: whether the groups have no zeros. act_order: of GPTQ, round the inputs
+    with the largest activations first. bias_correction: add each layer's mean error to its bias (Nagel et
     al., Data-Free Quantization Through Weight Equalization and Bias Correction, 2019; the empirical form).
     reduce_range: weights of INT8 arithmetic get scales with which kernels that add pairs of products in 16 bits cannot
     saturate.
@@ -53,9 +58,21 @@ class RoundingConfig:
 
     rounding: Rounding = "nearest"
     group_size: int | None = None
+    int8_group_size: int | None = None
+    symmetric: bool = True
     act_order: bool = True
     bias_correction: bool = False
     reduce_range: bool = False
+
+    def find_group_size(self, precision: Precision) -> int | None:
+        """Return the number of inputs that share a scale in a precision; None: all of them."""
+        return {"int4-weight": self.group_size, "int8-weight": self.int8_group_size}.get(precision)
+
+    def find_levels(self, precision: Precision) -> Levels:
+        """Return the lowest and the highest integer in a precision."""
+        if precision == "int4-weight":
+            return INT4_RANGE
+        return INT8_LEVELS if self.symmetric or self.find_group_size(precision) is None else INT8_RANGE
 
 
 def round_plan(
@@ -113,11 +130,11 @@ def restore_weights(
     """Return the plan with the weights of some layers. arrays: of `list_names`, None where rounding gave none."""
     weights: dict[tuple[str, Precision], QuantizedWeight] = dict(plan.weights)
     for layer in layers:
-        integers, scales, bias_correction = (arrays[f"{part}:{layer.node}"] for part in PARTS)
+        integers, scales, bias_correction, zeros = (arrays[f"{part}:{layer.node}"] for part in PARTS)
         if integers is not None and scales is not None:
             precision = plan.precision[layer.node]
-            group_size = config.group_size if precision == "int4-weight" else None
-            weights[layer.node, precision] = QuantizedWeight(integers, scales, bias_correction, group_size)
+            group_size = config.find_group_size(precision)
+            weights[layer.node, precision] = QuantizedWeight(integers, scales, bias_correction, group_size, zeros)
     return replace(plan, weights=weights)
 
 
@@ -131,6 +148,16 @@ def round_layers(
 ) -> Iterator[tuple[Layer, list[QuantizedWeight]]]:
     """Yield each layer that is rounded here, with its quantized weight by each config."""
     weights = {tensor.name: tensor for tensor in onnx.load(graph.path).graph.initializer}
+    shared: dict[tuple[str, Precision], list[QuantizedWeight]] = {}
+    heads = find_tied_heads(graph, weights)
+    for layer in layers:
+        if layer.kind == "Gather" and any(config.int8_group_size for config in configs):
+            table = numpy_helper.to_array(weights[layer.weight])
+            rounded = [round_table(table, config) for config in configs]
+            yield layer, rounded
+            for head in graph.layers:
+                if heads.get(head.node) == layer:
+                    shared[head.weight, "int8-weight"] = [transpose_weight(each) for each in rounded]
     layers = [layer for layer in layers if layer.kind in ("MatMul", "Conv")]
     second = any(config.rounding != "nearest" for config in configs)
     observed: Iterable[tuple[Layer, Im2Col, GraphMoments]]
@@ -143,7 +170,6 @@ def round_layers(
         )
     else:
         observed = ((layer, Im2Col(), GraphMoments.zeros(1, 0)) for layer in layers if layer.kind == "MatMul")
-    shared: dict[tuple[str, Precision], list[QuantizedWeight]] = {}
     for layer, im2col, each in observed:
         precision = plan.precision[layer.node]
         smoothing = plan.smoothing.get(layer.input) if precision == "int8" else None
@@ -155,6 +181,18 @@ def round_layers(
         ]
         shared.setdefault((layer.weight, precision), rounded)
         yield layer, rounded
+
+
+def round_table(table: Array, config: RoundingConfig) -> QuantizedWeight:
+    """Round an embedding, [rows, columns], to nearest in 8 bits: columns are divided into groups."""
+    size = config.int8_group_size
+    integers, scales, zeros = quantize_in_groups(table.T, size, config.find_levels("int8-weight"), config.symmetric)
+    return QuantizedWeight(np.ascontiguousarray(integers.T), scales, None, size, zeros)
+
+
+def transpose_weight(weight: QuantizedWeight) -> QuantizedWeight:
+    """Return an embedding as the weight of a linear layer. It has the same groups."""
+    return replace(weight, integers=np.ascontiguousarray(weight.integers.T))
 
 
 def make_quantizer(layer: Layer, plan: Plan) -> ActivationQuantizer:
@@ -177,34 +215,39 @@ def round_layer(
 ) -> QuantizedWeight:
     """Round a layer's weight. smoothing: of its input, if any. known: the same weight as another layer has it, which is
     then stored once."""
-    levels: IntegerRange = INT4_RANGE if precision == "int4-weight" else (-INT8_MAX, INT8_MAX)
+    levels = config.find_levels(precision)
     channels = layer.shape[0 if layer.kind == "MatMul" else 1]
-    group_size = config.group_size if precision == "int4-weight" else None
+    group_size = config.find_group_size(precision) if layer.kind == "MatMul" else None
+    zeros = None
     factors = np.ones(1, np.float32) if smoothing is None else smoothing.factors
     matrices = im2col.unfold_weight(weight) * factors[:, None]
     integers, scales, corrections = [], [], []
     for index, matrix in enumerate(matrices):
         if known is not None and len(matrices) == 1:
-            scale = known.scales
-        elif precision == "int4-weight":
-            scale = int4_scales(matrix, group_size)
+            scale, zeros = known.scales, known.zeros
+        elif precision == "int4-weight" or group_size is not None:
+            scale, zeros = fit_grid(matrix, group_size, levels, config.symmetric)
         elif precision == "int8" and config.reduce_range:
             scale = reduced_range_scales(matrix, channels)
         else:
             scale = quantize_weight(matrix, 1)[1][None]
         steps = np.broadcast_to(expand_scales(scale, len(matrix), group_size), matrix.shape)
+        shifts = np.float32(0) if zeros is None else expand_scales(zeros, len(matrix), group_size) * steps
         gram = observed.second[index] / np.outer(factors, factors)
         if known is not None and len(matrices) == 1:
             integers.append(im2col.unfold_weight(known.integers)[0])
         else:
-            integers.append(round_weight(matrix, steps, gram, levels, config.rounding, act_order=config.act_order))
+            shifted = matrix + shifts
+            integers.append(round_weight(shifted, steps, gram, levels, config.rounding, act_order=config.act_order))
         scales.append(scale)
         if config.bias_correction:
             kept, quantized = observed.total[index] @ (matrix / factors[:, None]), observed.quantized[index]
-            corrections.append((kept - quantized @ (integers[-1] * steps / factors[:, None])) / max(observed.count, 1))
+            restored = (integers[-1] * steps - shifts) / factors[:, None]
+            corrections.append((kept - quantized @ restored) / max(observed.count, 1))
     return QuantizedWeight(
         im2col.fold_weight(np.stack(integers), layer.shape),
         np.concatenate(scales, axis=1),
         np.concatenate(corrections).astype(np.float32) if corrections else None,
         group_size,
+        zeros,
     )

@@ -1,23 +1,27 @@
 """Weight-only quantization: arithmetic in float; GPTQ rounds so that the layers' outputs on calibration data stay."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 from compress.quantize.calibration import draw_calibration_samples
 from compress.quantize.plan_rounding import Group, RoundingConfig, round_plan
 from compress.quantize.rounding import Rounding
 from compress.quantize.sensitivity import make_ladder
+from compress.quantize.tied_weights import find_tied_heads
 from laconic.models.layer_patterns import match_layers
-from laconic.quantization.graph import Graph, Layer
+from laconic.quantization.graph import Graph
 from laconic.quantization.plan import Plan, Precision, PrecisionLadder
+from laconic.quantization.qparams import DEFAULT_GROUP_SIZE
 from laconic.recipes.stage import PlanContext, PlanStage, Property
 
 
 class Weights(PlanStage):
     """Weights in fewer bits, arithmetic in the engine's float.
 
-    bits: 4 (group-wise scales), 8 (per-channel scales) or 16 (FP16). At 4 bits convolutions and embeddings keep 8.
-    group_size: inputs that share a scale, at 4 bits. rounding: the rounding method; nearest needs no samples. samples:
+    bits: 4, 8 or 16 (FP16). At 4 bits convolutions and embeddings keep 8, and so does a head with the weight of an
+    embedding. group_size: inputs that share a scale; by default 32 at 4 bits, and all at 8 bits. symmetric: whether the
+    groups have no zeros. rounding: the rounding method; nearest needs no samples. samples:
     number of calibration samples. keep: layers, by name or pattern, that stay in float32.
     """
 
@@ -26,33 +30,54 @@ class Weights(PlanStage):
     breaks: ClassVar[frozenset[Property]] = frozenset({"ranges"})
 
     bits: Literal[4, 8, 16] = 8
-    group_size: Group = 32
+    group_size: Group | None = None
+    symmetric: bool = True
     rounding: Rounding = "nearest"
     samples: int = 256
     keep: tuple[str, ...] = ()
 
     def plan(self, graph: Graph, context: PlanContext) -> PrecisionLadder:
-        kept = match_layers(graph.layers, self.keep)
-        plan = Plan({x.node: "float32" if x.node in kept else weight_precision(x, self.bits) for x in graph.layers})
-        if self.bits == 16 or (self.bits == 8 and self.rounding == "nearest"):
+        plan = Plan(find_precisions(graph, self.bits, self.keep))
+        if self.bits == 16 or (self.bits == 8 and self.rounding == "nearest" and self.group_size is None):
             return PrecisionLadder.of(plan)
-        config = RoundingConfig(self.rounding, self.group_size)
+        config = make_config(self, self.rounding)
         datasets = [] if self.rounding == "nearest" else draw_calibration_samples(context, self.samples)
         return PrecisionLadder.of(round_plan(graph, plan, config, datasets, context))
 
 
-def weight_precision(layer: Layer, bits: int) -> Precision:
-    """Return the precision of a layer's weight for a number of bits, as far as the engines can read it."""
-    if bits == 16:
-        return "float16-weight"
-    return "int4-weight" if bits == 4 and layer.kind == "MatMul" else "int8-weight"
+def find_precisions(graph: Graph, bits: int, keep: tuple[str, ...]) -> dict[str, Precision]:
+    """Return the precision of each layer's weight for a number of bits, as far as the engines can read it. keep:
+    layers, by name or pattern, that stay in float."""
+    kept = match_layers(graph.layers, keep)
+    heads = find_tied_heads(graph) if bits == 4 else {}  # one weight in 8 bits is smaller than it in 8 and in 4
+    precisions: dict[str, Precision] = {}
+    for layer in graph.layers:
+        if layer.node in kept:
+            precisions[layer.node] = "float32"
+        elif bits == 16:
+            precisions[layer.node] = "float16-weight"
+        else:
+            is_small = bits == 4 and layer.kind == "MatMul" and layer.node not in heads
+            precisions[layer.node] = "int4-weight" if is_small else "int8-weight"
+    return precisions
+
+
+def make_config(stage: "Weights | Gptq", rounding: Rounding) -> RoundingConfig:
+    """Return how a stage rounds weights."""
+    return RoundingConfig(
+        rounding,
+        group_size=stage.group_size or DEFAULT_GROUP_SIZE,
+        int8_group_size=stage.group_size,
+        symmetric=stage.symmetric,
+    )
 
 
 class Gptq(PlanStage):
     """Weights in 4 or 8 bits by GPTQ: later weights compensate each rounding error; arithmetic in float.
 
-    bits: 4 (group-wise scales; convolutions and embeddings keep 8 bits) or 8 (per-channel scales). group_size: inputs
-    that share a scale, at 4 bits. act_order: round the inputs with the largest activations first. bias_correction: add
+    bits: 4 (convolutions, embeddings, and a head with the weight of an embedding keep 8 bits) or 8. group_size: inputs
+    that share a scale; by default 32 at 4 bits, and all at 8 bits. symmetric: whether the groups have no zeros.
+    act_order: round the inputs with the largest activations first. bias_correction: add
     the mean error of each layer to its bias. samples: number of calibration samples. keep: layers, by name or pattern,
     that stay in float. mixed_precision: where the goal is missed, measure the sensitivity of each layer once, and keep
     the most sensitive ones in higher precision until the goal is met. measure_sensitivity: also where the goal is met,
@@ -68,7 +93,8 @@ class Gptq(PlanStage):
     breaks: ClassVar[frozenset[Property]] = frozenset({"ranges"})
 
     bits: Literal[4, 8] = 4
-    group_size: Group = 32
+    group_size: Group | None = None
+    symmetric: bool = True
     act_order: bool = True
     bias_correction: bool = False
     samples: int = 256
@@ -77,9 +103,8 @@ class Gptq(PlanStage):
     measure_sensitivity: bool = False
 
     def plan(self, graph: Graph, context: PlanContext) -> PrecisionLadder:
-        kept = match_layers(graph.layers, self.keep)
-        plan = Plan({x.node: "float32" if x.node in kept else weight_precision(x, self.bits) for x in graph.layers})
-        config = RoundingConfig("gptq", self.group_size, self.act_order, self.bias_correction)
+        plan = Plan(find_precisions(graph, self.bits, self.keep))
+        config = replace(make_config(self, "gptq"), act_order=self.act_order, bias_correction=self.bias_correction)
         plan = round_plan(graph, plan, config, draw_calibration_samples(context, self.samples), context)
         if not self.mixed_precision:
             return PrecisionLadder.of(plan)

@@ -16,7 +16,7 @@ from laconic.quantization.qparams import (
     expand_scales,
     fake_quantize_weight,
     quantize_along,
-    quantize_int4,
+    quantize_in_groups,
 )
 
 REFERENCE, ROUNDED, REQUANTIZED = "/reference", "/rounded", "/requantized"
@@ -195,7 +195,7 @@ class FloatReference:
         if precision == "float16-weight":
             rounded = weight.astype(np.float16)
         elif precision == "int4-weight" and layer.kind == "MatMul":
-            integers, scales = quantize_int4(weight, DEFAULT_GROUP_SIZE)
+            integers, scales, _ = quantize_in_groups(weight, DEFAULT_GROUP_SIZE)
             rounded = integers * expand_scales(scales, len(weight), DEFAULT_GROUP_SIZE)
         else:
             rounded = fake_quantize_weight(weight, layer.axis)

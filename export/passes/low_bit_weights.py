@@ -1,124 +1,19 @@
-"""Weights in FP8 (E4M3), in 4 bits in the form that each engine reads, and those that are only stored in fewer bits."""
-
-from typing import Any
+"""Weights in FP8 (E4M3), and those that are only stored in fewer bits."""
 
 import ml_dtypes
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from export.passes.half import to_half
-from export.passes.opset import raise_opset, require_opset
+from export.passes.opset import require_opset
 from export.passes.rewrite import HALF_TYPES, GraphRewriter, make_cast
 from laconic.arrays import Array
-from laconic.errors import UnsupportedPrecision
 from laconic.quantization.graph import Layer
-from laconic.quantization.plan import Precision, QuantizedWeight
-from laconic.quantization.qparams import DEFAULT_GROUP_SIZE, FLOAT8_MAX, INT4_RANGE, quantize_along
+from laconic.quantization.plan import Precision
+from laconic.quantization.qparams import FLOAT8_MAX, quantize_along
 
-OPSET = 21
-"""The first opset in which Cast and DequantizeLinear take INT4."""
 LSTM_INPUTS = 8
 """The inputs of an LSTM, of which trailing ones may be left out."""
-BLOCK_SIZES = (64, 128)
-"""Inputs that may share a scale in TensorRT 11 (its developer guide, "Quantization Granularities")."""
-
-
-def write_int4_weight(rewrite: GraphRewriter, layer: Layer, rounded: QuantizedWeight, form: str | None) -> None:
-    """Write the weight of a linear layer in 4 bits.
-
-    form: "blocks": MatMulNBits, an operator of ONNX Runtime that multiplies with weights in 4 bits. "dequantize": a
-    DequantizeLinear with a scale per block of inputs. "cast": casts and a product, which the engine computes once when
-    it loads. Raises UnsupportedPrecision where the engine has neither, or
-    the layer is of another kind.
-    """
-    if form is None or layer.kind != "MatMul":
-        raise UnsupportedPrecision(
-            f"{layer.module} ({layer.kind}) was to keep its weight in 4 bits, and this engine reads no such weight. "
-            f"Try 8 bits (bits: 8), or another engine (runtimes)"
-        )
-    if form == "blocks":
-        write_blocks(rewrite, layer, rounded)
-    elif form == "dequantize":
-        write_dequantized(rewrite, layer, rounded)
-    else:
-        write_cast(rewrite, layer, rounded)
-
-
-def write_blocks(rewrite: GraphRewriter, layer: Layer, rounded: QuantizedWeight) -> None:
-    """Write MatMulNBits: per output, blocks of inputs with a scale each, two to a byte, the first in the low half."""
-    rows, width = layer.shape
-    step = rounded.group_size or DEFAULT_GROUP_SIZE
-    integers = pad_inputs(rounded.integers, step).T.reshape(width, -1, step)
-    scales = np.broadcast_to(rounded.scales, (integers.shape[1], width))
-    stem, node = f"{layer.node}/weight", rewrite.nodes[layer.node]
-    packed = rewrite.set_initializer(f"{stem}/int4", pack_nibbles(integers[..., 0::2], integers[..., 1::2]))
-    steps = rewrite.set_initializer(f"{stem}/scale", scales.T.reshape(-1))
-    require_opset(rewrite.model, "com.microsoft", 1)
-    # accuracy_level 0: arithmetic in the engine's float. From 4 on it would quantize the activations, too.
-    settings: dict[str, Any] = {"K": rows, "N": width, "bits": 4, "block_size": step, "accuracy_level": 0}
-    node.CopyFrom(
-        helper.make_node(
-            "MatMulNBits", [node.input[0], packed, steps], node.output, node.name, domain="com.microsoft", **settings
-        )
-    )
-
-
-def write_dequantized(rewrite: GraphRewriter, layer: Layer, rounded: QuantizedWeight) -> None:
-    """Write INT4 with a DequantizeLinear whose blocks share a scale. Raises UnsupportedPrecision for blocks of a size
-    that TensorRT does not read."""
-    step = rounded.group_size or layer.shape[0]
-    if step not in BLOCK_SIZES:
-        raise UnsupportedPrecision(
-            f"{layer.module} has a scale for each {step} of its inputs, and TensorRT reads blocks of "
-            f"{' or '.join(map(str, BLOCK_SIZES))} in 4 bits. Set group_size: {BLOCK_SIZES[-1]}"
-        )
-    raise_opset(rewrite.model, OPSET, "a weight in 4 bits")
-    stem = f"{layer.node}/weight"
-    packed = rewrite.set_tensor(make_int4(f"{stem}/int4", rounded.integers))
-    scales = rewrite.set_initializer(f"{stem}/scale", rounded.scales)
-    node = helper.make_node("DequantizeLinear", [packed, scales], [stem], f"{stem}/DQ", axis=0, block_size=step)
-    rewrite.replace_weight(layer, [node], stem)
-
-
-def write_cast(rewrite: GraphRewriter, layer: Layer, rounded: QuantizedWeight) -> None:
-    """Write INT4 with a cast by way of INT32, which OpenVINO folds; cast directly, it would quantize activations."""
-    raise_opset(rewrite.model, OPSET, "a weight in 4 bits")
-    rows, width = layer.shape
-    step = rounded.group_size or rows
-    integers = pad_inputs(rounded.integers, step)
-    stem = f"{layer.node}/weight"
-    packed = rewrite.set_tensor(make_int4(f"{stem}/int4", integers.reshape(-1, step, width)))
-    scales = rewrite.set_initializer(f"{stem}/scale", rounded.scales[:, None])
-    shape = rewrite.set_initializer(f"{stem}/shape", np.array(integers.shape, np.int64))
-    nodes = [
-        helper.make_node("Cast", [packed], [f"{stem}/int32"], f"{stem}/int32", to=TensorProto.INT32),
-        helper.make_node("Cast", [f"{stem}/int32"], [f"{stem}/floats"], f"{stem}/floats", to=TensorProto.FLOAT),
-        helper.make_node("Mul", [f"{stem}/floats", scales], [f"{stem}/groups"], f"{stem}/multiply"),
-        helper.make_node("Reshape", [f"{stem}/groups", shape], [f"{stem}/whole"], f"{stem}/reshape"),
-    ]
-    if len(integers) > rows:
-        places = {"from": 0, "to": rows, "axis": 0}
-        ends = [rewrite.set_initializer(f"{stem}/{name}", np.array([at], np.int64)) for name, at in places.items()]
-        nodes.append(helper.make_node("Slice", [f"{stem}/whole", *ends], [f"{stem}/cut"], f"{stem}/slice"))
-    rewrite.replace_weight(layer, nodes, nodes[-1].output[0])
-
-
-def make_int4(name: str, array: Array) -> TensorProto:
-    """Make an INT4 tensor. array: int8, from -8 to 7."""
-    flat = np.append(array.reshape(-1), np.zeros(array.size % 2, np.int8)).view(np.uint8) & 15
-    nibbles = (flat[0::2] | flat[1::2] << 4).astype(np.uint8)
-    return helper.make_tensor(name, TensorProto.INT4, array.shape, nibbles.tobytes(), raw=True)
-
-
-def pack_nibbles(low: Array, high: Array) -> Array:
-    """Pack two numbers within INT4_RANGE into each byte, as offsets from the lowest."""
-    first, second = ((half.astype(np.int16) - INT4_RANGE[0]).astype(np.uint8) for half in (low, high))
-    return np.asarray(first | second << 4, np.uint8)
-
-
-def pad_inputs(integers: Array, step: int) -> Array:
-    """Pad integers [in, out] with zeros to a multiple of `step` inputs."""
-    return np.pad(integers, ((0, -len(integers) % step), (0, 0)))
 
 
 def write_float8_weight(rewrite: GraphRewriter, layer: Layer) -> None:

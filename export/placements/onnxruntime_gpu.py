@@ -12,6 +12,7 @@ HALF = PlacementRules(
     normalization=False,
     weight="dequantize",
     int4="blocks",
+    blocks=frozenset({"int4"}),
     # Its CUDA provider registers no QLinearConv, no QLinearMatMul and no fusion of Q/DQ: what is quantized would be
     # dequantized before every run.
     instead=dict.fromkeys(("int8", "int8-dynamic", "int8-weight", "float8"), "float32"),

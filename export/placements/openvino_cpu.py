@@ -18,6 +18,8 @@ FLOAT32 = PlacementRules(
     # asked and without reporting it.
     weight="cast",
     int4="cast",
+    int8="cast",
+    blocks=frozenset({"int4", "int8", "zeros"}),
 )
 
 RULES: dict[Compute, PlacementRules] = {"float32": FLOAT32, "bfloat16": replace(FLOAT32, attention=False)}

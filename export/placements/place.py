@@ -8,15 +8,16 @@ import onnx
 
 from export.capture.model_file import save_model
 from export.passes.fused_attention import find_attention, fuse_attention, infer_shapes
+from export.passes.grouped_weights import write_grouped_weight
 from export.passes.half import convert_to_half
-from export.passes.low_bit_weights import write_float8_weight, write_int4_weight, write_stored_weights
+from export.passes.low_bit_weights import write_float8_weight, write_stored_weights
 from export.passes.rewrite import GraphRewriter
 from export.placements.rules import PlacementRules
 from export.placements.split_decoder import has_decoder
 from laconic.errors import CaptureError
 from laconic.quantization.graph import Graph, Layer
 from laconic.quantization.plan import Plan, QuantizedWeight, Range, Smoothing
-from laconic.quantization.qparams import ActivationType, quantize_int4
+from laconic.quantization.qparams import ActivationType, quantize_in_groups
 from laconic.runtimes.engine_spec import AXIS_PROPERTY
 from laconic.runtimes.runtime import Compute
 
@@ -115,9 +116,11 @@ def write_weight(
     if precision == "int4-weight":
         weight = rounded
         if weight is None:
-            integers, scales = quantize_int4(rewrite.array(layer.weight), rules.int4_group_size)
+            integers, scales, _ = quantize_in_groups(rewrite.array(layer.weight), rules.int4_group_size)
             weight = QuantizedWeight(integers, scales, group_size=rules.int4_group_size)
-        write_int4_weight(rewrite, layer, weight, rules.int4)
+        write_grouped_weight(rewrite, layer, weight, 4, rules.form_of(weight, 4))
+    elif precision == "int8-weight" and rounded is not None and rounded.group_size is not None:
+        write_grouped_weight(rewrite, layer, rounded, 8, rules.form_of(rounded, 8))
     elif precision == "float8":
         write_float8_weight(rewrite, layer)
     else:

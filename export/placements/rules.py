@@ -6,9 +6,12 @@ from typing import Literal
 
 from laconic.errors import UnsupportedPrecision
 from laconic.quantization.graph import Graph, Layer
-from laconic.quantization.plan import HALF, Plan, Precision
+from laconic.quantization.plan import HALF, Bits, Form, Plan, Precision, QuantizedWeight
 from laconic.quantization.qparams import DEFAULT_GROUP_SIZE
 from laconic.runtimes.runtime import Compute
+
+BlockKind = Literal["int4", "int8", "zeros"]
+"""Weights in blocks: in 4 or 8 bits, symmetric; and in either with zeros."""
 
 HALF_ERROR_PRONE = frozenset({"Pow", "ReduceL2", "ReduceMean", "ReduceProd", "ReduceSum", "ReduceSumSquare", "Sqrt"})
 """Operators that sum or multiply many values, and lose most in half precision."""
@@ -26,7 +29,8 @@ class PlacementRules:
     second LayerNormalization. weight: how a weight in 8 bits is dequantized for float arithmetic: by DequantizeLinear,
     or by casts that the engine computes once when it loads. int4: the same for 4 bits: an operator that reads blocks,
     blocked DequantizeLinear, or casts; None where the engine reads no such weight. int4_group_size: inputs that share a
-    scale there, where a plan does not say.
+    scale there, where a plan does not say. int8: the same for 8 bits with a scale for each group of inputs. blocks:
+    kinds of weights that the engine is fast to multiply with as they are stored.
 
     signed: whether quantized activations are signed and symmetric, else unsigned and asymmetric. fused_add: whether a
     convolution takes an addition after it into its kernel, so that only the other input is quantized. float8:
@@ -44,8 +48,10 @@ class PlacementRules:
     attention: bool
     normalization: bool
     weight: Literal["dequantize", "cast"]
-    int4: Literal["blocks", "dequantize", "cast"] | None = None
+    int4: Form | None = None
     int4_group_size: int = DEFAULT_GROUP_SIZE
+    int8: Form | None = None
+    blocks: frozenset[BlockKind] = frozenset()
     signed: bool = False
     fused_add: bool = False
     float8: frozenset[str] = frozenset()
@@ -76,6 +82,13 @@ class PlacementRules:
             kept = "float32"
         return HALF_OF.get(compute, kept) if self.explicit and kept in NOT_QUANTIZED else kept
 
+    def form_of(self, weight: QuantizedWeight, bits: Bits) -> Form | None:
+        """Return how a weight whose groups of inputs have scales is written: as casts in place of blocks that the
+        engine would be slow to multiply with."""
+        form = self.int4 if bits == 4 else self.int8
+        kind: BlockKind = "zeros" if weight.zeros is not None else "int4" if bits == 4 else "int8"
+        return "cast" if form == "blocks" and kind not in self.blocks else form
+
     def precision_of_stored(self, layer: Layer, precision: Precision) -> Precision:
         """Return the precision that a layer gets here whose arithmetic stays in float elsewhere."""
         if precision == "int8-dynamic" and layer.kind in self.recurrent and len(layer.stored) == 2:
@@ -95,7 +108,7 @@ NOT_QUANTIZED: frozenset[Precision] = HALF | {"float32"}
 def keep_compressed(rules: PlacementRules) -> PlacementRules:
     """Return the rules for a language model: each token reads all weights, so that they stay compressed in memory; and
     attention stays whole, for engines that keep its keys and values in pages."""
-    return replace(rules, weight="dequantize", int4="blocks", attention=False, fused_attention=False)
+    return replace(rules, weight="dequantize", int4="blocks", int8="blocks", attention=False, fused_attention=False)
 
 
 def adapt_plan(

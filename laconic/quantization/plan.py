@@ -43,6 +43,12 @@ class Range:
     high: float
 
 
+Bits = Literal[4, 8]
+"""The bits of weights whose groups of inputs have a scale each."""
+Form = Literal["blocks", "dequantize", "cast"]
+"""How such weights are written: as an operator that reads them, by DequantizeLinear, or by casts."""
+
+
 @dataclass(frozen=True, eq=False)
 class Smoothing:
     """SmoothQuant of a tensor.
@@ -61,19 +67,23 @@ class QuantizedWeight:
 
     integers: int8, of the weight's shape. scales: float32, [groups of inputs, output channels]. bias_correction: added
     to the layer's output so that its mean stays, [output channels] float32; only where the layer has a bias.
-    group_size: inputs that share a scale, a power of two; None: all of them.
+    group_size: inputs that share a scale, a power of two; None: all of them. zeros: what is taken from the integers
+    before they are scaled, as the scales; None: nothing. The inputs of an embedding are its columns, and its rows are
+    the output channels.
     """
 
     integers: Array
     scales: Array
     bias_correction: Array | None = None
     group_size: int | None = None
+    zeros: Array | None = None
 
     @property
     def arrays(self) -> dict[str, Array]:
         """The arrays by name."""
         arrays = {"integers": self.integers, "scales": self.scales}
-        return arrays if self.bias_correction is None else {**arrays, "bias_correction": self.bias_correction}
+        others = {"bias_correction": self.bias_correction, "zeros": self.zeros}
+        return arrays | {name: array for name, array in others.items() if array is not None}
 
 
 @dataclass(frozen=True, eq=False)

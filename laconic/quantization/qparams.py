@@ -12,10 +12,17 @@ INT8_MAX = 127
 FLOAT8_MAX = 448.0
 """The largest number of FP8 E4M3."""
 INT4_RANGE = (-8, 7)
+INT8_LEVELS, INT8_RANGE = (-INT8_MAX, INT8_MAX), (-128, 127)
+"""The integers of symmetric weights, and of those with zeros."""
 DEFAULT_GROUP_SIZE = 32
 """Inputs that share a scale in 4 bits, by default."""
 INT4_SCALE_SHARES = np.linspace(1.0, 0.7, 13)
 """Shares of the scale that represents the largest weight, which are tried in 4 bits."""
+NORMAL = 2.0**-14
+"""The least number that FP16 represents with all of its digits."""
+
+Levels = tuple[int, int]
+"""The lowest and the highest integer."""
 
 
 def quantize_weight(weight: Array, axis: int) -> tuple[Array, Array]:
@@ -50,31 +57,63 @@ def expand_scales(scales: Array, rows: int, group_size: int | None) -> Array:
     return np.asarray(np.repeat(scales, effective_group_size(group_size, rows), axis=-2)[..., :rows, :])
 
 
-def int4_scales(weight: Array, group_size: int | None) -> Array:
-    """Find group-wise scales of a weight [in, out] in 4 bits with the least squared error: [groups, out] float32.
+def fit_grid(
+    weight: Array, group_size: int | None, levels: Levels = INT4_RANGE, symmetric: bool = True
+) -> tuple[Array, Array | None]:
+    """Find the scales, and the zeros unless it is symmetric, of a weight [in, out] that is quantized in groups:
+    [groups, out] float32 each. A number is (integer - zero) times scale.
 
-    A smaller scale clips the largest weights and represents the others better, so several shares of the full scale are
-    tried.
+    A smaller scale clips the largest weights and represents the others better, so in 4 bits the one of several shares
+    of the full scale is taken that has the least squared error. Scales are numbers of FP16 where these have all digits,
+    to be stored as such. Zeros are no integers, as in HQQ (Badri and Shaji, Half-Quadratic Quantization, 2023), so that
+    the lowest and the highest weight of a group are represented.
     """
-    rows, width = weight.shape
-    step = effective_group_size(group_size, rows)
-    padded = np.zeros((-(-rows // step) * step, width), np.float32)
-    padded[:rows] = weight
-    parts = padded.reshape(-1, step, width)
-    whole = np.maximum(np.abs(parts).max(axis=1) / INT4_RANGE[1], np.finfo(np.float32).tiny).astype(np.float32)
-    best, least = whole, np.full(whole.shape, np.inf)
-    for share in INT4_SCALE_SHARES:
-        scale = whole * np.float32(share)
-        error = ((np.clip(np.rint(parts / scale[:, None]), *INT4_RANGE) * scale[:, None] - parts) ** 2).sum(axis=1)
-        best, least = np.where(error < least, scale, best), np.minimum(error, least)
-    return np.asarray(best, np.float32)
+    parts = divide_inputs(weight, group_size)
+    low, high = parts.min(axis=1), parts.max(axis=1)
+    if symmetric:
+        whole = np.maximum(-low, high) / levels[1]
+    else:
+        whole = np.where(high > low, (high - low) / (levels[1] - levels[0]), np.maximum(np.abs(low), 1e-30))
+    whole = np.maximum(whole, np.finfo(np.float32).tiny).astype(np.float32)
+    best, zeros, least = whole, np.zeros_like(whole), np.full(whole.shape, np.inf)
+    for share in INT4_SCALE_SHARES if levels == INT4_RANGE else (1.0,):
+        scale = round_to_half(whole * np.float32(share))
+        zero = np.zeros_like(scale) if symmetric else centre_zeros(low, high, scale, levels)
+        integers = np.clip(np.rint(parts / scale[:, None] + zero[:, None]), *levels)
+        error = (((integers - zero[:, None]) * scale[:, None] - parts) ** 2).sum(axis=1)
+        best, zeros = np.where(error < least, scale, best), np.where(error < least, zero, zeros)
+        least = np.minimum(error, least)
+    return np.asarray(best, np.float32), None if symmetric else np.asarray(zeros, np.float32)
 
 
-def quantize_int4(weight: Array, group_size: int | None) -> tuple[Array, Array]:
-    """Quantize a weight [in, out] to 4 bits; returns int8 within INT4_RANGE, and the scales [groups, out] float32."""
-    scales = int4_scales(weight, group_size)
+def centre_zeros(low: Array, high: Array, scale: Array, levels: Levels) -> Array:
+    """Return the zeros with which the middle between two limits is that of the levels; where the limits are one number,
+    the integer 0 is it."""
+    return np.asarray(np.where(high > low, sum(levels) / 2 - (high + low) / (2 * scale), -low / scale), np.float32)
+
+
+def divide_inputs(weight: Array, group_size: int | None) -> Array:
+    """Divide a weight [in, out] into groups of inputs: [groups, size, out] float32. The last group is filled up with
+    its last input."""
+    step = effective_group_size(group_size, len(weight))
+    padded = np.pad(weight.astype(np.float32), ((0, -len(weight) % step), (0, 0)), mode="edge")
+    return padded.reshape(-1, step, weight.shape[1])
+
+
+def round_to_half(scales: Array) -> Array:
+    """Round scales to numbers of FP16, but for those that it would represent with fewer digits or not at all."""
+    exact = (scales >= NORMAL) & (scales <= np.finfo(np.float16).max)
+    return np.asarray(np.where(exact, scales.clip(max=np.finfo(np.float16).max).astype(np.float16), scales), np.float32)
+
+
+def quantize_in_groups(
+    weight: Array, group_size: int | None, levels: Levels = INT4_RANGE, symmetric: bool = True
+) -> tuple[Array, Array, Array | None]:
+    """Quantize a weight [in, out]; return int8 within the levels, the scales, and the zeros, as by `fit_grid`."""
+    scales, zeros = fit_grid(weight, group_size, levels, symmetric)
     steps = expand_scales(scales, len(weight), group_size)
-    return np.clip(np.rint(weight / steps), *INT4_RANGE).astype(np.int8), scales
+    shifts = 0 if zeros is None else expand_scales(zeros, len(weight), group_size)
+    return np.clip(np.rint(weight / steps + shifts), *levels).astype(np.int8), scales, zeros
 
 
 ActivationType = Literal["uint8", "int8", "float8"]

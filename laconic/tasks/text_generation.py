@@ -29,7 +29,6 @@ from laconic.tasks.preprocessing import Preprocessing, TextOptions
 from laconic.tasks.text import Tokens
 from laconic.tasks.text2text_generation import TargetedText
 from laconic.tasks.token_positions import find_filled, fit_positions
-from laconic.tasks.tolerance import Tolerance
 from laconic.tasks.training_needs import HealingLoss
 from laconic.tasks.written_text import TOKENS_LEAST, WrittenText
 from laconic.tensor import BATCH, TensorSpec
@@ -53,7 +52,6 @@ class TextGeneration(WrittenText, CausalLm):
 
     name = "text-generation"
     columns = (MESSAGES, PROMPT, COMPLETION)
-    tolerance = Tolerance(mean=0.95)
     objective = "next-token"
     architectures = ()
 

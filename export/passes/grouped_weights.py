@@ -1,0 +1,247 @@
+"""Weights in 4 and 8 bits whose groups of inputs have a scale each, in the form that each engine reads."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+
+from export.passes.opset import raise_opset, require_opset
+from export.passes.rewrite import GraphRewriter
+from laconic.arrays import Array
+from laconic.errors import UnsupportedPrecision
+from laconic.quantization.graph import Layer
+from laconic.quantization.plan import Bits, Form, QuantizedWeight
+from laconic.quantization.qparams import DEFAULT_GROUP_SIZE
+
+OPSET = 21
+"""The first opset in which Cast and DequantizeLinear take INT4."""
+BLOCK_SIZES = (64, 128)
+"""Inputs that may share a scale in TensorRT 11 (its developer guide, "Quantization Granularities")."""
+BLOCKS = "MatMulNBits"
+"""The operator that multiplies with blocks of weights in 4 or 8 bits."""
+
+
+def write_grouped_weight(
+    rewrite: GraphRewriter, layer: Layer, weight: QuantizedWeight, bits: Bits, form: Form | None
+) -> None:
+    """Write the weight of a linear layer or an embedding.
+
+    form: "blocks": an operator that multiplies with the weights as they are stored. "dequantize": a DequantizeLinear
+    with a scale per block of inputs. "cast": casts and a product, which the engine computes once when it loads. Of an
+    embedding the rows that are looked up are dequantized, whatever the form. Raises UnsupportedPrecision where the
+    engine has none, or the layer is of another kind.
+    """
+    if layer.kind == "Gather" and bits == 8:
+        write_table(rewrite, layer, weight)
+        return
+    if form is None or layer.kind != "MatMul":
+        raise UnsupportedPrecision(
+            f"{layer.module} ({layer.kind}) was to keep its weight in {bits} bits with a scale for each group of "
+            f"inputs, and this engine reads no such weight. Try 8 bits (bits: 8) without group_size, or another engine "
+            f"(runtimes)"
+        )
+    if form == "blocks":
+        write_blocks(rewrite, layer, weight, bits)
+    elif form == "dequantize":
+        write_dequantized(rewrite, layer, weight)
+    else:
+        write_cast(rewrite, layer, weight, bits)
+
+
+def write_blocks(rewrite: GraphRewriter, layer: Layer, weight: QuantizedWeight, bits: Bits) -> None:
+    """Write MatMulNBits: per output, blocks of inputs with a scale each; of 4 bits two to a byte, the first in the low
+    half."""
+    rows, width = layer.shape
+    step = weight.group_size or DEFAULT_GROUP_SIZE
+    stem, node = f"{layer.node}/weight", rewrite.nodes[layer.node]
+    packed = rewrite.set_initializer(f"{stem}/int{bits}", pack_blocks(weight.integers, step, bits))
+    blocks = -(-rows // step)
+    steps = write_scales(rewrite, layer, stem, np.broadcast_to(weight.scales, (blocks, width)).T)
+    inputs = [node.input[0], packed, steps]
+    if weight.zeros is not None:
+        # A constant: of a cast one OpenVINO makes nothing (2026.4).
+        inputs.append(rewrite.set_initializer(f"{stem}/zero", (weight.zeros.T + offset(bits)).reshape(-1)))
+    require_opset(rewrite.model, "com.microsoft", 1)
+    # accuracy_level 0: arithmetic in the engine's float. From 4 on it would quantize the activations, too.
+    settings: dict[str, Any] = {"K": rows, "N": width, "bits": bits, "block_size": step, "accuracy_level": 0}
+    node.CopyFrom(helper.make_node(BLOCKS, inputs, node.output, node.name, domain="com.microsoft", **settings))
+
+
+def write_scales(rewrite: GraphRewriter, layer: Layer, stem: str, scales: Array) -> str:
+    """Write the scales of a layer, in FP16 where that represents them; return the name of them in FP32."""
+    name = f"{stem}/scale"
+    stored = rewrite.set_initializer(f"{name}/stored", narrow(scales))
+    if rewrite.array(stored).dtype == np.float32:
+        return stored
+    cast = helper.make_node("Cast", [stored], [name], f"{name}/widen", to=TensorProto.FLOAT)
+    rewrite.insert_before(layer.node, [cast])
+    return name
+
+
+def narrow(scales: Array) -> Array:
+    """Return scales in FP16 where that represents all of them, else as they are."""
+    half = scales.clip(max=np.finfo(np.float16).max).astype(np.float16)
+    return half if np.array_equal(half.astype(np.float32), scales) else scales
+
+
+def write_table(rewrite: GraphRewriter, layer: Layer, weight: QuantizedWeight) -> None:
+    """Write an embedding in 8 bits as the blocks of a linear layer with the same weight, transposed: a model whose head
+    is its embedding has both once."""
+    width = layer.shape[1]
+    step = weight.group_size or DEFAULT_GROUP_SIZE
+    name, node = layer.node, rewrite.nodes[layer.node]
+    stem, ids, looked_up = f"{name}/weight", node.input[1], node.output[0]
+    zeros = np.zeros((1, 1)) if weight.zeros is None else weight.zeros.T
+    constants = {
+        "int8": pack_blocks(weight.integers.T, step, 8),
+        "scale": narrow(weight.scales.T),
+        "zero": (zeros + offset(8)).astype(np.float32),
+        "last": np.array([-1], np.int64),
+        "start": np.array([0], np.int64),
+        "stop": np.array([width], np.int64),
+    }
+    known = {part: rewrite.set_initializer(f"{stem}/{part}", array) for part, array in constants.items()}
+    rewrite.nodes[name].CopyFrom(helper.make_node("Gather", [known["int8"], ids], [f"{stem}/blocks"], name, axis=0))
+    shifts = known["zero"]  # of one number, or looked up
+    nodes = [
+        helper.make_node("Cast", [f"{stem}/blocks"], [f"{stem}/floats"], f"{stem}/cast", to=TensorProto.FLOAT),
+        helper.make_node("Gather", [known["scale"], ids], [f"{stem}/steps"], f"{stem}/scales", axis=0),
+        helper.make_node("Cast", [f"{stem}/steps"], [f"{stem}/row"], f"{stem}/widen", to=TensorProto.FLOAT),
+        helper.make_node("Unsqueeze", [f"{stem}/row", known["last"]], [f"{stem}/factors"], f"{stem}/columns"),
+    ]
+    if weight.zeros is not None:
+        shifts = f"{stem}/shifts"
+        nodes += [
+            helper.make_node("Gather", [known["zero"], ids], [f"{stem}/centres"], f"{stem}/zeros", axis=0),
+            helper.make_node("Unsqueeze", [f"{stem}/centres", known["last"]], [shifts], f"{stem}/shift"),
+        ]
+    nodes += [
+        helper.make_node("Sub", [f"{stem}/floats", shifts], [f"{stem}/centred"], f"{stem}/subtract"),
+        helper.make_node("Mul", [f"{stem}/centred", f"{stem}/factors"], [f"{stem}/grouped"], f"{stem}/multiply"),
+        helper.make_node("Shape", [ids], [f"{stem}/places"], f"{stem}/shape"),
+        helper.make_node("Concat", [f"{stem}/places", known["last"]], [f"{stem}/whole"], f"{stem}/join", axis=0),
+    ]
+    is_padded = bool(width % step)
+    row = f"{stem}/padded" if is_padded else looked_up
+    nodes.append(helper.make_node("Reshape", [f"{stem}/grouped", f"{stem}/whole"], [row], f"{stem}/reshape"))
+    if is_padded:
+        bounds = [known["start"], known["stop"], known["last"]]
+        nodes.append(helper.make_node("Slice", [row, *bounds], [looked_up], f"{stem}/slice"))
+    rewrite.append_nodes(layer, nodes)
+
+
+def write_dequantized(rewrite: GraphRewriter, layer: Layer, weight: QuantizedWeight) -> None:
+    """Write INT4 with a DequantizeLinear whose blocks share a scale. Raises UnsupportedPrecision for blocks of a size
+    that TensorRT does not read, and for zeros, which it does not read either."""
+    step = weight.group_size or layer.shape[0]
+    if step not in BLOCK_SIZES or weight.zeros is not None:
+        raise UnsupportedPrecision(
+            f"{layer.module} has a scale for each {step} of its inputs{'' if weight.zeros is None else ', and zeros'}, "
+            f"and TensorRT reads symmetric blocks of {' or '.join(map(str, BLOCK_SIZES))} in 4 bits. Set group_size: "
+            f"{BLOCK_SIZES[-1]}, symmetric: true"
+        )
+    raise_opset(rewrite.model, OPSET, "a weight in 4 bits")
+    stem = f"{layer.node}/weight"
+    packed = rewrite.set_tensor(make_int4(f"{stem}/int4", weight.integers))
+    scales = rewrite.set_initializer(f"{stem}/scale", weight.scales)
+    node = helper.make_node("DequantizeLinear", [packed, scales], [stem], f"{stem}/DQ", axis=0, block_size=step)
+    rewrite.replace_weight(layer, [node], stem)
+
+
+def write_cast(rewrite: GraphRewriter, layer: Layer, weight: QuantizedWeight, bits: Bits) -> None:
+    """Write integers with a cast by way of INT32, which OpenVINO folds; cast directly, it would quantize
+    activations."""
+    rows, width = layer.shape
+    step = weight.group_size or rows
+    integers = pad_inputs(weight.integers, step)
+    stem = f"{layer.node}/weight"
+    if bits == 4:
+        raise_opset(rewrite.model, OPSET, "a weight in 4 bits")
+        packed = rewrite.set_tensor(make_int4(f"{stem}/int4", integers.reshape(-1, step, width)))
+    else:
+        packed = rewrite.set_initializer(f"{stem}/int8", integers.reshape(-1, step, width))
+    scales = write_scales(rewrite, layer, stem, weight.scales[:, None])
+    shape = rewrite.set_initializer(f"{stem}/shape", np.array(integers.shape, np.int64))
+    floats = f"{stem}/floats"
+    nodes = [
+        helper.make_node("Cast", [packed], [f"{stem}/int32"], f"{stem}/int32", to=TensorProto.INT32),
+        helper.make_node("Cast", [f"{stem}/int32"], [floats], floats, to=TensorProto.FLOAT),
+    ]
+    if weight.zeros is not None:
+        zero = rewrite.set_initializer(f"{stem}/zero", weight.zeros[:, None])
+        nodes.append(helper.make_node("Sub", [floats, zero], [f"{stem}/centred"], f"{stem}/subtract"))
+        floats = f"{stem}/centred"
+    nodes += [
+        helper.make_node("Mul", [floats, scales], [f"{stem}/groups"], f"{stem}/multiply"),
+        helper.make_node("Reshape", [f"{stem}/groups", shape], [f"{stem}/whole"], f"{stem}/reshape"),
+    ]
+    if len(integers) > rows:
+        places = {"from": 0, "to": rows, "axis": 0}
+        ends = [rewrite.set_initializer(f"{stem}/{name}", np.array([at], np.int64)) for name, at in places.items()]
+        nodes.append(helper.make_node("Slice", [f"{stem}/whole", *ends], [f"{stem}/cut"], f"{stem}/slice"))
+    rewrite.replace_weight(layer, nodes, nodes[-1].output[0])
+
+
+def make_int4(name: str, array: Array) -> TensorProto:
+    """Make an INT4 tensor. array: int8, from -8 to 7."""
+    flat = np.append(array.reshape(-1), np.zeros(array.size % 2, np.int8)).view(np.uint8) & 15
+    nibbles = (flat[0::2] | flat[1::2] << 4).astype(np.uint8)
+    return helper.make_tensor(name, TensorProto.INT4, array.shape, nibbles.tobytes(), raw=True)
+
+
+def offset(bits: Bits) -> int:
+    """Return what is added to signed integers to store them without a sign."""
+    return 1 << (bits - 1)
+
+
+def pack_blocks(integers: Array, step: int, bits: Bits) -> Array:
+    """Pack integers [in, out] as blocks of inputs, [out, blocks, bytes] uint8."""
+    padded = pad_inputs(integers, step)
+    blocks = (padded.T.reshape(padded.shape[1], -1, step).astype(np.int16) + offset(bits)).astype(np.uint8)
+    return blocks if bits == 8 else np.asarray(blocks[..., 0::2] | blocks[..., 1::2] << 4, np.uint8)
+
+
+def unpack_blocks(packed: Array, rows: int, bits: Bits) -> Array:
+    """Undo `pack_blocks`: integers [in, out] int8. rows: the number of inputs."""
+    if bits == 4:
+        packed = np.stack([packed & 15, packed >> 4], axis=-1)
+    whole = packed.reshape(len(packed), -1).astype(np.int16) - offset(bits)
+    return np.ascontiguousarray(whole.T[:rows].astype(np.int8))
+
+
+def pad_inputs(integers: Array, step: int) -> Array:
+    """Pad integers [in, out] with zeros to a multiple of `step` inputs."""
+    return np.pad(integers, ((0, -len(integers) % step), (0, 0)))
+
+
+def read_blocks(
+    layer: Layer, nodes: Mapping[str, NodeProto], tensors: Mapping[str, TensorProto]
+) -> QuantizedWeight | None:
+    """Read the weight that a layer has as blocks; None where it has another form. nodes, tensors: of the graph that it
+    was written to, by name."""
+    node, stem = nodes.get(layer.node), f"{layer.node}/weight"
+    table = nodes.get(f"{stem}/scales")
+    bits: Bits
+    if node is not None and node.op_type == BLOCKS:
+        settings = {attribute.name: attribute.i for attribute in node.attribute}
+        bits, step, rows = 4 if settings["bits"] == 4 else 8, settings["block_size"], settings["K"]
+        names = [node.input[1], node.input[2], *node.input[3:4]]
+        widening = nodes.get(f"{stem}/scale/widen")
+        names[1] = names[1] if widening is None else widening.input[0]
+    elif node is not None and table is not None:
+        bits, rows = 8, layer.shape[1]
+        names, zero = [node.input[0], table.input[0]], nodes.get(f"{stem}/zeros")
+        step = int(tensors[names[0]].dims[-1])
+        names += [] if zero is None else [zero.input[0]]
+    else:
+        return None
+    packed, scales, *zeros = (numpy_helper.to_array(tensors[name]) for name in names)
+    columns = [array.reshape(len(packed), -1).T.astype(np.float32) for array in (scales, *zeros)]
+    integers = unpack_blocks(packed, rows, bits)
+    return QuantizedWeight(
+        integers if node.op_type == BLOCKS else np.ascontiguousarray(integers.T),
+        columns[0],
+        group_size=step,
+        zeros=columns[1] - offset(bits) if zeros else None,
+    )

@@ -1,0 +1,171 @@
+"""Weights whose groups of inputs have scales and zeros: what engines multiply with, what is stored, and what is read
+back; embeddings and heads that share them."""
+
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+from compress.quantize.plan_rounding import RoundingConfig, round_layers
+from compress.quantize.weight_only import find_precisions
+from export.passes.grouped_weights import BLOCKS, read_blocks
+from export.placements.place import place
+from export.placements.rules import keep_compressed
+from laconic import registry
+from laconic.quantization.graph import Graph, Layer
+from laconic.quantization.plan import Plan
+from laconic.quantization.qparams import INT4_RANGE, INT8_RANGE, expand_scales, fit_grid, quantize_in_groups
+from laconic.runtimes.runtime import make_runtime
+from laconic.tensor import TensorSpec
+
+ENGINES = ("onnxruntime", "openvino")
+ROWS, WIDTH = 50, 40
+IDS = TensorSpec(name="ids", dtype="int64", shape=("batch", "seq"))
+
+
+def make_graph(folder, table, head):
+    """The graph of an embedding and a linear layer behind it."""
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["rows"], "table/Gather", axis=0),
+        helper.make_node("MatMul", ["rows", "head"], ["y"], "head/MatMul"),
+    ]
+    ends = [
+        helper.make_tensor_value_info("ids", TensorProto.INT64, ["batch", "seq"]),
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", "seq", head.shape[1]]),
+    ]
+    weights = [numpy_helper.from_array(table, "table"), numpy_helper.from_array(np.ascontiguousarray(head), "head")]
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", ends[:1], ends[1:], weights),
+        opset_imports=[helper.make_opsetid("", 20)],
+        ir_version=10,
+    )
+    path = folder / "float.onnx"
+    onnx.save(model, path)
+    layers = (
+        Layer("table/Gather", "table", "Gather", "ids", "table", "rows", table.shape, 0),
+        Layer("head/MatMul", "head", "MatMul", "rows", "head", "y", head.shape, 1),
+    )
+    return Graph(path, (IDS,), (IDS,), layers, "key")
+
+
+@pytest.fixture
+def table():
+    rows = np.random.default_rng(0).standard_normal((ROWS, WIDTH)) + np.linspace(-1, 1, WIDTH)
+    return rows.astype(np.float32)
+
+
+def round_graph(graph, bits, config):
+    plan = Plan(find_precisions(graph, bits, ()))
+    rounded = round_layers(graph, graph.layers, plan, [config], [], None)
+    return replace(plan, weights={(layer.node, plan.precision[layer.node]): each for layer, (each,) in rounded})
+
+
+def restore(layer, weight):
+    """The float weight that the integers stand for."""
+    integers = weight.integers.T if layer.kind == "Gather" else weight.integers
+    shifts = 0 if weight.zeros is None else expand_scales(weight.zeros, len(integers), weight.group_size)
+    whole = (integers - shifts) * expand_scales(weight.scales, len(integers), weight.group_size)
+    return whole.T if layer.kind == "Gather" else whole
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("is_language", [True, False])
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("size", [16, 32])
+def test_engines_multiply_with_what_was_rounded(tmp_path, table, engine, is_language, symmetric, bits, size):
+    head = np.random.default_rng(1).standard_normal((WIDTH, 24)).astype(np.float32)
+    graph = make_graph(tmp_path, table, head)
+    plan = round_graph(graph, bits, RoundingConfig(group_size=size, int8_group_size=size, symmetric=symmetric))
+    rules = registry.resolve("placement", engine)["float32"]
+    place(graph, plan, keep_compressed(rules) if is_language else rules, tmp_path / "placed.onnx")
+    onnx.checker.check_model(tmp_path / "placed.onnx")
+    rows, columns = (restore(layer, plan.weights[layer.node, plan.precision[layer.node]]) for layer in graph.layers)
+    assert np.abs(rows - table).max() < 0.02
+    ids = np.random.default_rng(2).integers(0, ROWS, (3, 7))
+    with make_runtime(engine).open(tmp_path / "placed.onnx") as session:
+        np.testing.assert_allclose(session.run({"ids": ids})["y"], rows[ids] @ columns, atol=1e-4)
+    operators = {node.op_type for node in onnx.load(tmp_path / "placed.onnx").graph.node}
+    slow = engine == "onnxruntime" and (bits == 8 or not symmetric)
+    assert (BLOCKS in operators) == ((is_language and not slow) or (engine == "onnxruntime" and not slow))
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_head_that_is_the_embedding_is_stored_once_in_8_bits(tmp_path, table, symmetric, bits):
+    graph = make_graph(tmp_path, table, table.T)
+    plan = round_graph(graph, bits, RoundingConfig(group_size=32, int8_group_size=32, symmetric=symmetric))
+    assert set(plan.precision.values()) == {"int8-weight"}
+    rules = keep_compressed(registry.resolve("placement", "openvino")["float32"])
+    place(graph, plan, rules, tmp_path / "placed.onnx")
+    stored = onnx.load(tmp_path / "placed.onnx").graph.initializer
+    assert sum(tensor.data_type == TensorProto.UINT8 for tensor in stored) == 1
+    rows = restore(graph.layers[0], plan.weights["table/Gather", "int8-weight"])
+    ids = np.arange(ROWS)[None]
+    with make_runtime("openvino").open(tmp_path / "placed.onnx") as session:
+        np.testing.assert_allclose(session.run({"ids": ids})["y"], rows[ids] @ rows.T, atol=1e-4)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_blocks_are_read_back_as_they_were_rounded(tmp_path, table, symmetric, bits):
+    head = np.random.default_rng(1).standard_normal((WIDTH, 24)).astype(np.float32)
+    for last in (head, table.T):
+        graph = make_graph(tmp_path, table, last)
+        plan = round_graph(graph, bits, RoundingConfig(group_size=16, int8_group_size=16, symmetric=symmetric))
+        rules = keep_compressed(registry.resolve("placement", "openvino")["float32"])
+        place(graph, plan, rules, tmp_path / "placed.onnx")
+        model = onnx.load(tmp_path / "placed.onnx").graph
+        nodes, tensors = {node.name: node for node in model.node}, {each.name: each for each in model.initializer}
+        for layer in graph.layers:
+            expected, weight = plan.weights[layer.node, plan.precision[layer.node]], read_blocks(layer, nodes, tensors)
+            assert weight is not None
+            assert weight.group_size == expected.group_size
+            assert weight.arrays.keys() == expected.arrays.keys()
+            np.testing.assert_array_equal(weight.integers, expected.integers)
+            np.testing.assert_array_equal(weight.scales, expected.scales)
+            if expected.zeros is not None:
+                np.testing.assert_allclose(weight.zeros, expected.zeros, atol=1e-5)
+
+
+@given(st.integers(1, 70), st.integers(1, 5), st.sampled_from([16, 32, None]), st.booleans(), st.integers(0, 99))
+@settings(max_examples=60)
+def test_no_weight_is_farther_off_than_half_a_step(rows, width, size, symmetric, seed):
+    rng = np.random.default_rng(seed)
+    weight = (rng.standard_normal((rows, width)) * 10.0 ** rng.integers(-9, 4) + rng.integers(-2, 3)).astype(np.float32)
+    weight[:, :1] *= rng.integers(0, 2)
+    integers, scales, zeros = quantize_in_groups(weight, size, INT8_RANGE, symmetric)
+    steps = expand_scales(scales, rows, size)
+    shifts = 0 if zeros is None else expand_scales(zeros, rows, size)
+    # Where a group's numbers are nearly the same, zeros are large, and single precision rounds them.
+    slack = 0.51 + 0.01 + np.abs(shifts) * 2e-6
+    assert (np.abs((integers - shifts) * steps - weight) <= steps * slack + np.abs(weight) * 1e-3).all()
+
+
+@pytest.mark.parametrize("levels", [INT4_RANGE, INT8_RANGE])
+def test_weights_that_lie_on_a_grid_with_zeros_are_kept_exactly(levels):
+    """As those of a checkpoint in GGUF's Q4_1: 16 numbers from a minimum on, in groups of 32."""
+    rng = np.random.default_rng(0)
+    scales = (rng.random((2, 6)) + 0.5).astype(np.float16).astype(np.float32)
+    lowest = -rng.random((2, 6)).astype(np.float16).astype(np.float32) * 9
+    places = rng.integers(0, 16, (2, 32, 6))
+    places[:, 0], places[:, 1] = 0, 15
+    weight = (places * scales[:, None] + lowest[:, None]).reshape(64, 6).astype(np.float32)
+    integers, steps, zeros = quantize_in_groups(weight, 32, levels, symmetric=False)
+    kept = (integers - expand_scales(zeros, 64, 32)) * expand_scales(steps, 64, 32)
+    np.testing.assert_allclose(kept, weight, atol=6e-3 if levels == INT8_RANGE else 1e-5)
+    _, symmetric, _ = quantize_in_groups(weight, 32, levels)
+    assert symmetric.shape == steps.shape
+
+
+def test_scales_are_numbers_of_fp16_unless_it_would_lose_digits():
+    weight = np.random.default_rng(0).standard_normal((64, 3)).astype(np.float32) * np.float32([1, 1e-6, 1e9])
+    scales, _ = fit_grid(weight, 32)
+    is_half = scales == scales.clip(max=60_000).astype(np.float16).astype(np.float32)
+    assert is_half[:, 0].all()
+    assert (scales[:, 1:] > 0).all()
+    assert not is_half[:, 1:].any()
