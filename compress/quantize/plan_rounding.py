@@ -23,7 +23,6 @@ from laconic.quantization.plan_file import digest_plan
 from laconic.quantization.qparams import (
     INT4_RANGE,
     INT8_LEVELS,
-    INT8_RANGE,
     Levels,
     expand_scales,
     fake_quantize_activation,
@@ -49,8 +48,8 @@ class RoundingConfig:
     """How the weights of a plan are rounded.
 
     rounding: the method. group_size: inputs that share a scale in 4 bits, and int8_group_size in 8 bits of weight-only
-    quantization; None: all of them. symmetric: whether the groups have no zeros. act_order: of GPTQ, round the inputs
-    with the largest activations first. bias_correction: add each layer's mean error to its bias (Nagel et
+    quantization; None: all of them. symmetric: whether the groups in 4 bits have no zeros. act_order: of GPTQ, round
+    the inputs with the largest activations first. bias_correction: add each layer's mean error to its bias (Nagel et
     al., Data-Free Quantization Through Weight Equalization and Bias Correction, 2019; the empirical form).
     reduce_range: weights of INT8 arithmetic get scales with which kernels that add pairs of products in 16 bits cannot
     saturate.
@@ -70,9 +69,7 @@ class RoundingConfig:
 
     def find_levels(self, precision: Precision) -> Levels:
         """Return the lowest and the highest integer in a precision."""
-        if precision == "int4-weight":
-            return INT4_RANGE
-        return INT8_LEVELS if self.symmetric or self.find_group_size(precision) is None else INT8_RANGE
+        return INT4_RANGE if precision == "int4-weight" else INT8_LEVELS
 
 
 def round_plan(
@@ -186,8 +183,8 @@ def round_layers(
 def round_table(table: Array, config: RoundingConfig) -> QuantizedWeight:
     """Round an embedding, [rows, columns], to nearest in 8 bits: columns are divided into groups."""
     size = config.int8_group_size
-    integers, scales, zeros = quantize_in_groups(table.T, size, config.find_levels("int8-weight"), config.symmetric)
-    return QuantizedWeight(np.ascontiguousarray(integers.T), scales, None, size, zeros)
+    integers, scales, _ = quantize_in_groups(table.T, size, INT8_LEVELS)
+    return QuantizedWeight(np.ascontiguousarray(integers.T), scales, None, size)
 
 
 def transpose_weight(weight: QuantizedWeight) -> QuantizedWeight:
@@ -226,7 +223,7 @@ def round_layer(
         if known is not None and len(matrices) == 1:
             scale, zeros = known.scales, known.zeros
         elif precision == "int4-weight" or group_size is not None:
-            scale, zeros = fit_grid(matrix, group_size, levels, config.symmetric)
+            scale, zeros = fit_grid(matrix, group_size, levels, config.symmetric or precision != "int4-weight")
         elif precision == "int8" and config.reduce_range:
             scale = reduced_range_scales(matrix, channels)
         else:

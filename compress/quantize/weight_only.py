@@ -20,8 +20,8 @@ class Weights(PlanStage):
     """Weights in fewer bits, arithmetic in the engine's float.
 
     bits: 4, 8 or 16 (FP16). At 4 bits convolutions and embeddings keep 8, and so does a head with the weight of an
-    embedding. group_size: inputs that share a scale; by default 32 at 4 bits, and all at 8 bits. symmetric: whether the
-    groups have no zeros. rounding: the rounding method; nearest needs no samples. samples:
+    embedding. group_size: inputs that share a scale; by default 32 at 4 bits, and all at 8 bits. symmetric: whether
+    groups in 4 bits have no zeros. rounding: the rounding method; nearest needs no samples. samples:
     number of calibration samples. keep: layers, by name or pattern, that stay in float32.
     """
 
@@ -76,8 +76,8 @@ class Gptq(PlanStage):
     """Weights in 4 or 8 bits by GPTQ: later weights compensate each rounding error; arithmetic in float.
 
     bits: 4 (convolutions, embeddings, and a head with the weight of an embedding keep 8 bits) or 8. group_size: inputs
-    that share a scale; by default 32 at 4 bits, and all at 8 bits. symmetric: whether the groups have no zeros.
-    act_order: round the inputs with the largest activations first. bias_correction: add
+    that share a scale; by default 32 at 4 bits, and all at 8 bits. symmetric: whether groups in 4 bits have no
+    zeros. act_order: round the inputs with the largest activations first. bias_correction: add
     the mean error of each layer to its bias. samples: number of calibration samples. keep: layers, by name or pattern,
     that stay in float. mixed_precision: where the goal is missed, measure the sensitivity of each layer once, and keep
     the most sensitive ones in higher precision until the goal is met. measure_sensitivity: also where the goal is met,

@@ -92,32 +92,22 @@ def write_table(rewrite: GraphRewriter, layer: Layer, weight: QuantizedWeight) -
     step = weight.group_size or DEFAULT_GROUP_SIZE
     name, node = layer.node, rewrite.nodes[layer.node]
     stem, ids, looked_up = f"{name}/weight", node.input[1], node.output[0]
-    zeros = np.zeros((1, 1)) if weight.zeros is None else weight.zeros.T
     constants = {
         "int8": pack_blocks(weight.integers.T, step, 8),
         "scale": narrow(weight.scales.T),
-        "zero": (zeros + offset(8)).astype(np.float32),
+        "zero": np.array(offset(8), np.float32),
         "last": np.array([-1], np.int64),
         "start": np.array([0], np.int64),
         "stop": np.array([width], np.int64),
     }
     known = {part: rewrite.set_initializer(f"{stem}/{part}", array) for part, array in constants.items()}
     rewrite.nodes[name].CopyFrom(helper.make_node("Gather", [known["int8"], ids], [f"{stem}/blocks"], name, axis=0))
-    shifts = known["zero"]  # of one number, or looked up
     nodes = [
         helper.make_node("Cast", [f"{stem}/blocks"], [f"{stem}/floats"], f"{stem}/cast", to=TensorProto.FLOAT),
         helper.make_node("Gather", [known["scale"], ids], [f"{stem}/steps"], f"{stem}/scales", axis=0),
         helper.make_node("Cast", [f"{stem}/steps"], [f"{stem}/row"], f"{stem}/widen", to=TensorProto.FLOAT),
         helper.make_node("Unsqueeze", [f"{stem}/row", known["last"]], [f"{stem}/factors"], f"{stem}/columns"),
-    ]
-    if weight.zeros is not None:
-        shifts = f"{stem}/shifts"
-        nodes += [
-            helper.make_node("Gather", [known["zero"], ids], [f"{stem}/centres"], f"{stem}/zeros", axis=0),
-            helper.make_node("Unsqueeze", [f"{stem}/centres", known["last"]], [shifts], f"{stem}/shift"),
-        ]
-    nodes += [
-        helper.make_node("Sub", [f"{stem}/floats", shifts], [f"{stem}/centred"], f"{stem}/subtract"),
+        helper.make_node("Sub", [f"{stem}/floats", known["zero"]], [f"{stem}/centred"], f"{stem}/subtract"),
         helper.make_node("Mul", [f"{stem}/centred", f"{stem}/factors"], [f"{stem}/grouped"], f"{stem}/multiply"),
         helper.make_node("Shape", [ids], [f"{stem}/places"], f"{stem}/shape"),
         helper.make_node("Concat", [f"{stem}/places", known["last"]], [f"{stem}/whole"], f"{stem}/join", axis=0),
@@ -231,9 +221,8 @@ def read_blocks(
         names[1] = names[1] if widening is None else widening.input[0]
     elif node is not None and table is not None:
         bits, rows = 8, layer.shape[1]
-        names, zero = [node.input[0], table.input[0]], nodes.get(f"{stem}/zeros")
+        names = [node.input[0], table.input[0]]
         step = int(tensors[names[0]].dims[-1])
-        names += [] if zero is None else [zero.input[0]]
     else:
         return None
     packed, scales, *zeros = (numpy_helper.to_array(tensors[name]) for name in names)

@@ -11,7 +11,7 @@ from laconic.quantization.qparams import DEFAULT_GROUP_SIZE
 from laconic.runtimes.runtime import Compute
 
 BlockKind = Literal["int4", "int8", "zeros"]
-"""Weights in blocks: in 4 or 8 bits, symmetric; and in either with zeros."""
+"""Weights in blocks: in 4 or 8 bits, symmetric; and in 4 bits with zeros."""
 
 HALF_ERROR_PRONE = frozenset({"Pow", "ReduceL2", "ReduceMean", "ReduceProd", "ReduceSum", "ReduceSumSquare", "Sqrt"})
 """Operators that sum or multiply many values, and lose most in half precision."""
@@ -86,7 +86,7 @@ class PlacementRules:
         """Return how a weight whose groups of inputs have scales is written: as casts in place of blocks that the
         engine would be slow to multiply with."""
         form = self.int4 if bits == 4 else self.int8
-        kind: BlockKind = "zeros" if weight.zeros is not None else "int4" if bits == 4 else "int8"
+        kind: BlockKind = "int8" if bits == 8 else "int4" if weight.zeros is None else "zeros"
         return "cast" if form == "blocks" and kind not in self.blocks else form
 
     def precision_of_stored(self, layer: Layer, precision: Precision) -> Precision:

@@ -12,8 +12,7 @@ INT8_MAX = 127
 FLOAT8_MAX = 448.0
 """The largest number of FP8 E4M3."""
 INT4_RANGE = (-8, 7)
-INT8_LEVELS, INT8_RANGE = (-INT8_MAX, INT8_MAX), (-128, 127)
-"""The integers of symmetric weights, and of those with zeros."""
+INT8_LEVELS = (-INT8_MAX, INT8_MAX)
 DEFAULT_GROUP_SIZE = 32
 """Inputs that share a scale in 4 bits, by default."""
 INT4_SCALE_SHARES = np.linspace(1.0, 0.7, 13)
