@@ -4,10 +4,14 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 DURATIONS_NS = tuple(
-    round(seconds * 1e9)
-    for seconds in (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+    round(milliseconds * 1e6)
+    for milliseconds in (
+        *(0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 25, 35, 50, 75, 100, 150, 200, 250, 350, 500),
+        *(1_000, 2_500, 5_000, 10_000, 30_000, 60_000),
+    )
 )
-"""Upper bounds of durations in nanoseconds: from what a request costs without an engine to the default deadline."""
+"""Upper bounds of durations in nanoseconds: from what a request costs without an engine to the default deadline. They
+are closest where the goals of users lie, since a percentile is known only to the bucket that it falls into."""
 
 
 class Buckets:
