@@ -76,15 +76,8 @@ class TokenChooser:
 
     def _draw(self, scores: Array) -> int:
         """Draw a token from what the settings leave."""
-        sampling = self.sampling
-        scores = scores / sampling.temperature
-        if 0 < sampling.top_k < len(scores):
-            scores[scores < np.partition(scores, -sampling.top_k)[-sampling.top_k]] = -np.inf
-        shares = np.exp(scores - scores.max())
-        shares /= shares.sum()
-        if sampling.top_p < 1:
-            shares = keep_nucleus(shares, sampling.top_p)
-        tokens = np.flatnonzero(shares >= max(sampling.min_p * shares.max(), np.finfo(np.float64).tiny))
+        shares = share_out(scores, self.sampling)
+        tokens = np.flatnonzero(shares)
         sums = shares[tokens].cumsum()
         place = int(np.searchsorted(sums, self._random.random() * sums[-1], side="right"))
         return int(tokens[min(place, len(tokens) - 1)])
@@ -101,6 +94,19 @@ class TokenChooser:
         places = np.argpartition(scores, -count)[-count:] if count else np.empty(0, np.int64)
         places = places[np.lexsort((places, -scores[places]))]
         return float(scores[token]), tuple((int(place), float(scores[place])) for place in places)
+
+
+def share_out(scores: Array, sampling: Sampling) -> Array:
+    """Return the probability of each token, by temperature, top_k, top_p and min_p."""
+    scores = scores / sampling.temperature
+    if 0 < sampling.top_k < len(scores):
+        scores[scores < np.partition(scores, -sampling.top_k)[-sampling.top_k]] = -np.inf
+    shares = np.exp(scores - scores.max())
+    shares /= shares.sum()
+    if sampling.top_p < 1:
+        shares = keep_nucleus(shares, sampling.top_p)
+    shares[shares < sampling.min_p * shares.max()] = 0
+    return np.asarray(shares / shares.sum())
 
 
 def keep_nucleus(shares: Array, top_p: float) -> Array:
