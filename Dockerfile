@@ -3,6 +3,8 @@
 ARG PYTHON=python:3.11-slim-bookworm
 
 FROM ${PYTHON} AS build
+# What of Laconic is installed; `remote` besides for artifacts at addresses.
+ARG EXTRAS=serve,cpu,generate
 WORKDIR /src
 # What changes seldom comes first: the dependencies stay cached while the source changes.
 COPY constraints.txt pyproject.toml README.md LICENSE ./
@@ -13,7 +15,7 @@ COPY train/ train/
 COPY compress/ compress/
 COPY export/ export/
 COPY serve/ serve/
-RUN /opt/laconic/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt ".[serve,cpu,generate]" \
+RUN /opt/laconic/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt ".[${EXTRAS}]" \
     && /opt/laconic/bin/pip uninstall --yes --disable-pip-version-check setuptools pip
 
 FROM ${PYTHON}
