@@ -43,7 +43,7 @@ class DecoderSession(Session):
     def run(self, inputs: Mapping[str, Array]) -> Arrays:
         ids, mask = inputs["input_ids"], inputs["attention_mask"]
         if POSITION_IDS in inputs:
-            logits = self.decode(ids, inputs[POSITION_IDS], self._empty(len(ids)))[LOGITS]
+            logits = self.decode(ids, inputs[POSITION_IDS], self.make_empty(len(ids)))[LOGITS]
             return {PROBABILITIES: group_probabilities(logits) * mask[..., None], TOKENS: logits.argmax(axis=-1)}
         settings = GenerationSettings.of_length(int(inputs[NEW_TOKENS])) if NEW_TOKENS in inputs else self.generation
         if settings is None:
@@ -61,6 +61,13 @@ class DecoderSession(Session):
         """Run the next tokens: the logits, and the keys and values of all tokens so far. past: of earlier ones."""
         return self.decoder.run({"input_ids": ids, POSITION_IDS: places, **past})
 
+    def make_empty(self, rows: int) -> Arrays:
+        """Return the keys and values of no tokens."""
+        return {
+            past_name(index): np.zeros((rows, heads, 0, width), np.float32)
+            for index, (heads, width) in enumerate(self._cache)
+        }
+
     def kernels(self) -> list[Kernel]:
         return self.decoder.kernels()
 
@@ -74,7 +81,7 @@ class DecoderSession(Session):
         most = min(settings.max_new_tokens, room)
         written = np.full((rows, 1), settings.decoder_start_token_id, np.int64)
         ended = np.zeros(rows, bool)
-        past, ids = self._empty(rows), prompts
+        past, ids = self.make_empty(rows), prompts
         while written.shape[1] <= most and not ended.all():
             stop = length + written.shape[1] - 1
             places = np.broadcast_to(np.arange(stop - ids.shape[1], stop), ids.shape)
@@ -89,10 +96,3 @@ class DecoderSession(Session):
             last = np.where(ended, settings.pad_token_id, settings.eos_token_id[0])
             written = np.concatenate([written, last[:, None]], axis=1)
         return written[:, 1:]
-
-    def _empty(self, rows: int) -> Arrays:
-        """Return the keys and values of no tokens."""
-        return {
-            past_name(index): np.zeros((rows, heads, 0, width), np.float32)
-            for index, (heads, width) in enumerate(self._cache)
-        }
