@@ -88,6 +88,7 @@ STAGES = {
     "factorize.low-rank": "compress.factorize.low_rank:LowRank",
     "factorize.convolution": "compress.factorize.convolution:Convolution",
     "quantize.static": "compress.quantize.static:Static",
+    "quantize.awq": "compress.quantize.awq:Awq",
     "quantize.dynamic": "compress.quantize.dynamic:Dynamic",
     "quantize.gptq": "compress.quantize.weight_only:Gptq",
     "quantize.qat": "compress.quantize.qat:Qat",

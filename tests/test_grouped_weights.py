@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
+from compress.quantize.awq import find_scales, measure_error
 from compress.quantize.plan_rounding import RoundingConfig, round_layers
 from compress.quantize.weight_only import find_precisions
 from export.passes.grouped_weights import BLOCKS, read_blocks
@@ -17,7 +18,7 @@ from export.placements.place import place
 from export.placements.rules import keep_compressed
 from laconic import registry
 from laconic.quantization.graph import Graph, Layer
-from laconic.quantization.plan import Plan
+from laconic.quantization.plan import Plan, Smoothing
 from laconic.quantization.qparams import INT4_RANGE, INT8_LEVELS, expand_scales, fit_grid, quantize_in_groups
 from laconic.runtimes.runtime import make_runtime
 from laconic.tensor import TensorSpec
@@ -170,3 +171,69 @@ def test_scales_are_numbers_of_fp16_unless_it_would_lose_digits():
     assert is_half[:, 0].all()
     assert (scales[:, 1:] > 0).all()
     assert not is_half[:, 1:].any()
+
+
+def make_gained_graph(folder, gain, weights):
+    """The graph of a product with weights of each channel, as at the end of RMSNorm, and of linear layers behind it."""
+    nodes = [helper.make_node("Mul", ["x", "gain"], ["normed"], "norm/Mul")]
+    layers, outputs = [], []
+    for number, weight in enumerate(weights):
+        name, output = f"layer{number}/MatMul", f"y{number}"
+        nodes.append(helper.make_node("MatMul", ["normed", f"w{number}"], [output], name))
+        layers.append(Layer(name, f"layer{number}", "MatMul", "normed", f"w{number}", output, weight.shape, 1))
+        outputs.append(helper.make_tensor_value_info(output, TensorProto.FLOAT, ["n", weight.shape[1]]))
+    arrays = {"gain": gain, **{f"w{number}": weight for number, weight in enumerate(weights)}}
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", len(gain)])],
+        outputs,
+        [numpy_helper.from_array(array, name) for name, array in arrays.items()],
+    )
+    path = folder / "float.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    spec = TensorSpec(name="x", dtype="float32", shape=("batch", len(gain)))
+    return Graph(path, (spec,), (spec,), tuple(layers), "key")
+
+
+def test_awq_scales_inputs_with_large_activations_up():
+    rng = np.random.default_rng(0)
+    sizes = np.ones(64)
+    sizes[::8] = 30
+    rows = (rng.standard_normal((500, 64)) * sizes).astype(np.float32)
+    gram = rows.T.astype(np.float64) @ rows / len(rows)
+    weights = [rng.standard_normal((64, width)).astype(np.float32) for width in (24, 40)]
+    config = RoundingConfig(group_size=32)
+    factors = find_scales(weights, gram, config)
+    assert factors[::8].min() > factors[sizes == 1].max()
+    plain = measure_error(weights, np.ones(64, np.float32), gram, config)
+    assert measure_error(weights, factors, gram, config) < 0.7 * plain
+    assert find_scales(weights, np.eye(64), config) is None, "where all are alike, nothing is scaled"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_scaled_inputs_are_divided_again_and_cost_no_node_behind_a_norm(tmp_path, engine):
+    rng = np.random.default_rng(0)
+    gain, factors = (rng.random(64).astype(np.float32) + 0.5 for _ in range(2))
+    weights = [rng.standard_normal((64, width)).astype(np.float32) for width in (24, 40)]
+    graph = make_gained_graph(tmp_path, gain, weights)
+    plan = Plan({layer.node: "int4-weight" for layer in graph.layers}, smoothing={"normed": Smoothing(factors)})
+    config = RoundingConfig(group_size=32)
+    rounded = {
+        (layer.node, "int4-weight"): each
+        for layer, (each,) in round_layers(graph, graph.layers, plan, [config], [], None)
+    }
+    place(
+        graph,
+        replace(plan, weights=rounded),
+        registry.resolve("placement", engine)["float32"],
+        tmp_path / "placed.onnx",
+    )
+    products = [node for node in onnx.load(tmp_path / "placed.onnx").graph.node if node.name.endswith("normalize")]
+    assert len(products) == 1
+    x = rng.standard_normal((5, 64)).astype(np.float32)
+    with make_runtime(engine).open(tmp_path / "placed.onnx") as session:
+        outputs = session.run({"x": x})
+    for layer in graph.layers:
+        weight = restore(layer, rounded[layer.node, "int4-weight"]) / factors[:, None]
+        np.testing.assert_allclose(outputs[layer.output], (x * gain) @ weight, atol=1e-4)

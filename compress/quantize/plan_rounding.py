@@ -169,7 +169,7 @@ def round_layers(
         observed = ((layer, Im2Col(), GraphMoments.zeros(1, 0)) for layer in layers if layer.kind == "MatMul")
     for layer, im2col, each in observed:
         precision = plan.precision[layer.node]
-        smoothing = plan.smoothing.get(layer.input) if precision == "int8" else None
+        smoothing = plan.smoothing.get(layer.input) if precision in ("int8", "int4-weight") else None
         weight = numpy_helper.to_array(weights[layer.weight])
         firsts = shared.get((layer.weight, precision), [None] * len(configs))
         rounded = [
@@ -230,7 +230,9 @@ def round_layer(
             scale = quantize_weight(matrix, 1)[1][None]
         steps = np.broadcast_to(expand_scales(scale, len(matrix), group_size), matrix.shape)
         shifts = np.float32(0) if zeros is None else expand_scales(zeros, len(matrix), group_size) * steps
-        gram = observed.second[index] / np.outer(factors, factors)
+        gram = observed.second[index]
+        if gram.size:  # rounding to nearest observes nothing
+            gram = gram / np.outer(factors, factors)
         if known is not None and len(matrices) == 1:
             integers.append(im2col.unfold_weight(known.integers)[0])
         else:

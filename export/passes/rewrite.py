@@ -69,27 +69,6 @@ class GraphRewriter:
         self._added[tensor.name] = self._initializers[tensor.name] = tensor
         return str(tensor.name)
 
-    def insert_smoothing(self, tensor: str, factors: Array, readers: list[str], *, normalization: bool) -> str:
-        """Divide `tensor` by factors [channels] for these readers; returns the name of the quotient.
-
-        normalization: where a LayerNormalization computes the tensor, compute the quotient by a second one.
-        """
-        result = f"{tensor}/smooth"
-        producer = self.producer(tensor)
-        if normalization and producer is not None and producer.op_type == "LayerNormalization":
-            node = NodeProto()
-            node.CopyFrom(producer)
-            node.name, node.output[0] = f"{result}/normalize", result
-            for slot, name in enumerate(producer.input[1:], 1):
-                node.input[slot] = self.set_initializer(f"{result}/{slot}", self.array(name) / factors)
-        else:
-            inverse = self.set_initializer(f"{result}/factors", (1 / factors).astype(np.float32))
-            node = helper.make_node("Mul", [tensor, inverse], [result], f"{result}/multiply")
-        self._before.setdefault(min(readers, key=self._place.__getitem__), []).append(node)
-        for reader in readers:
-            self._redirect(self.nodes[reader], tensor, result)
-        return result
-
     def quantize_activation(
         self, tensor: str, limits: Range, readers: list[str], dtype: ActivationType = "uint8"
     ) -> None:
@@ -98,14 +77,17 @@ class GraphRewriter:
         stem = f"{tensor}/{dtype}"
         scale_name = self.set_initializer(f"{stem}/scale", np.array(scale, np.float32))
         zero_name = self.set_initializer(f"{stem}/zero", np.array(zero, STORAGE[dtype]))
-        self._before.setdefault(min(readers, key=self._place.__getitem__), []).extend(
-            [
-                helper.make_node("QuantizeLinear", [tensor, scale_name, zero_name], [stem], f"{stem}/Q"),
-                helper.make_node("DequantizeLinear", [stem, scale_name, zero_name], [f"{stem}/float"], f"{stem}/DQ"),
-            ]
-        )
+        nodes = [
+            helper.make_node("QuantizeLinear", [tensor, scale_name, zero_name], [stem], f"{stem}/Q"),
+            helper.make_node("DequantizeLinear", [stem, scale_name, zero_name], [f"{stem}/float"], f"{stem}/DQ"),
+        ]
+        self.insert_between(tensor, nodes, f"{stem}/float", readers)
+
+    def insert_between(self, tensor: str, nodes: list[NodeProto], result: str, readers: Sequence[str]) -> None:
+        """Insert nodes that compute `result`, which these readers read in place of `tensor`."""
+        self.insert_before(min(readers, key=self._place.__getitem__), nodes)
         for reader in readers:
-            self._redirect(self.nodes[reader], tensor, f"{stem}/float")
+            self.redirect(self.nodes[reader], tensor, result)
 
     def write_weight(
         self,
@@ -137,7 +119,7 @@ class GraphRewriter:
     def replace_weight(self, layer: Layer, nodes: list[NodeProto], result: str) -> None:
         """Insert nodes before a layer that compute `result`, which the layer reads in place of its weight."""
         self.insert_before(layer.node, nodes)
-        self._redirect(self.nodes[layer.node], layer.weight, result)
+        self.redirect(self.nodes[layer.node], layer.weight, result)
 
     def insert_before(self, node: str, nodes: list[NodeProto]) -> None:
         """Insert nodes before a node. One that computes a tensor of an initializer's name takes its place."""
@@ -171,7 +153,7 @@ class GraphRewriter:
             for name in readers[0].input:
                 if self.is_initializer(name) and self.array(name).shape == values.shape:
                     bias = self.set_initializer(f"{layer.node}/bias", self.array(name) + values)
-                    self._redirect(readers[0], name, bias)
+                    self.redirect(readers[0], name, bias)
                     return
 
     def _write_half(self, layer: Layer, precision: Precision) -> None:
@@ -179,7 +161,7 @@ class GraphRewriter:
         if layer.kind == "Gather":  # cast the few rows that were looked up, not the table
             node = self.nodes[layer.node]
             looked_up, node.output[0] = node.output[0], f"{layer.output}/half"
-            self._redirect(node, layer.weight, half)
+            self.redirect(node, layer.weight, half)
             cast = helper.make_node("Cast", [node.output[0]], [looked_up], f"{layer.node}/widen", to=TensorProto.FLOAT)
             self.append_nodes(layer, [cast])
             return
@@ -210,7 +192,7 @@ class GraphRewriter:
         weight, scale = self._write_int8(layer, column=True)
         node = self.nodes[layer.node]
         name, rows = layer.node, node.output[0]
-        self._redirect(node, layer.weight, weight)
+        self.redirect(node, layer.weight, weight)
         node.output[0] = f"{name}/integers"
         nodes = [
             helper.make_node("Cast", [f"{name}/integers"], [f"{name}/floats"], f"{name}/cast", to=TensorProto.FLOAT),
@@ -260,7 +242,8 @@ class GraphRewriter:
         )
 
     @staticmethod
-    def _redirect(node: NodeProto, old: str, new: str) -> None:
+    def redirect(node: NodeProto, old: str, new: str) -> None:
+        """Let a node read another tensor in place of one."""
         for slot, name in enumerate(node.input):
             if name == old:
                 node.input[slot] = new
@@ -295,7 +278,7 @@ class GraphRewriter:
                 equal[name] = firsts.setdefault((tensor.data_type, tuple(tensor.dims), tensor.raw_data), name)
         for node in nodes if equal else ():
             for name in set(node.input) & equal.keys():
-                self._redirect(node, name, equal[name])
+                self.redirect(node, name, equal[name])
 
     def _dequantize_for_subgraphs(self, nodes: Sequence[NodeProto]) -> list[NodeProto]:
         """Make nodes that compute from integers what subgraphs alone still read in float. Engines fold these when they

@@ -12,6 +12,7 @@ from export.passes.grouped_weights import write_grouped_weight
 from export.passes.half import convert_to_half
 from export.passes.low_bit_weights import write_float8_weight, write_stored_weights
 from export.passes.rewrite import GraphRewriter
+from export.passes.scaled_inputs import divide_input
 from export.placements.rules import PlacementRules
 from export.placements.split_decoder import has_decoder
 from laconic.errors import CaptureError
@@ -58,6 +59,7 @@ def place(
     for tensor in dict.fromkeys(layer.input for layer in float8):
         nodes = [layer.node for layer in float8 if layer.input == tensor]
         rewrite.quantize_activation(tensor, range_of(plan, tensor), nodes, "float8")
+    scale_inputs(rewrite, graph, plan)
     for layer in graph.layers:
         write_weight(rewrite, layer, plan, rules, smooth.get(layer.node))
     if fused_attention:
@@ -81,9 +83,18 @@ def smooth_inputs(
     for tensor in dict.fromkeys(layer.input for layer in smooth):
         smoothing = plan.smoothing[tensor]
         readers = [layer.node for layer in layers if layer.input == tensor]
-        source = rewrite.insert_smoothing(tensor, smoothing.factors, readers, normalization=rules.normalization)
+        source = divide_input(rewrite, tensor, smoothing.factors, readers, normalization=rules.normalization)
         rewrite.quantize_activation(source, smoothing.limits, readers, dtype)
     return {layer.node: plan.smoothing[layer.input] for layer in smooth}
+
+
+def scale_inputs(rewrite: GraphRewriter, graph: Graph, plan: Plan) -> None:
+    """Divide the inputs of layers whose weights in 4 bits were multiplied before they were rounded (AWQ)."""
+    scaled = [layer for layer in graph.layers if (layer.node, plan.precision[layer.node]) in plan.weights]
+    scaled = [x for x in scaled if plan.precision[x.node] == "int4-weight" and x.input in plan.smoothing]
+    for tensor in dict.fromkeys(layer.input for layer in scaled):
+        readers = [layer.node for layer in scaled if layer.input == tensor]
+        divide_input(rewrite, tensor, plan.smoothing[tensor].factors, readers, normalization=True)
 
 
 def replace_relu(graph: onnx.GraphProto) -> None:

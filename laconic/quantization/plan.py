@@ -51,14 +51,14 @@ Form = Literal["blocks", "dequantize", "cast"]
 
 @dataclass(frozen=True, eq=False)
 class Smoothing:
-    """SmoothQuant of a tensor.
+    """SmoothQuant or AWQ of a tensor.
 
-    factors: [channels] float32; the tensor is divided by them before it is quantized, and the weights that read it are
-    multiplied with them. limits: the range of the quotient.
+    factors: [channels] float32; the tensor is divided by them, and the weights that read it are multiplied with them.
+    limits: the range of the quotient, where layers read it in INT8.
     """
 
     factors: Array
-    limits: Range
+    limits: Range = Range(0.0, 0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,9 +90,11 @@ class QuantizedWeight:
 class Plan:
     """The quantization of a graph.
 
-    precision: by layer (node name). ranges: of activations, by tensor. smoothing: by tensor, for the INT8 layers that
-    read it. weights: by layer and the precision that they are for; weights without an entry are rounded to nearest.
-    attention: whether the products of attention may run in INT8 beside INT8 layers, in an engine that gains by it."""
+    precision: by layer (node name). ranges: of activations, by tensor. smoothing: by tensor, for the layers that read
+    it in INT8, or with weights in 4 bits. weights: by layer and the precision that they are for; weights without an
+    entry are rounded to nearest. attention: whether the products of attention may run in INT8 beside INT8 layers, in an
+    engine that gains by it.
+    """
 
     precision: Mapping[str, Precision]
     ranges: Mapping[str, Range] = field(default_factory=dict)

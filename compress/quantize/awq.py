@@ -1,0 +1,130 @@
+"""AWQ: weights in 4 bits whose inputs with large activations are scaled up before rounding, and the activations down
+(Lin et al., AWQ: Activation-aware Weight Quantization, 2023)."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import groupby
+from typing import ClassVar
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from compress.quantize.calibration import draw_calibration_samples, single_sample_batches
+from compress.quantize.graph_moments import collect_moments
+from compress.quantize.plan_rounding import Group, RoundingConfig, round_plan
+from compress.quantize.rounding import output_errors
+from compress.quantize.sensitivity import make_ladder
+from compress.quantize.weight_only import find_precisions
+from laconic.arrays import Array, Arrays
+from laconic.data.dataset import Dataset
+from laconic.hashing import environment_digest, hash_of
+from laconic.quantization.graph import Graph, Layer
+from laconic.quantization.plan import Plan, PrecisionLadder, Smoothing
+from laconic.quantization.qparams import expand_scales, quantize_in_groups
+from laconic.recipes.stage import PlanContext, PlanStage, Property
+from laconic.runtimes.runtime import make_runtime
+
+EXPONENTS = np.linspace(0, 1, 21)
+"""Of the size of the activations, of which the best is taken; 0 leaves a weight as it is."""
+
+
+class Awq(PlanStage):
+    """Weights in 4 bits by AWQ: inputs with large activations are scaled up before rounding; arithmetic in float.
+
+    Embeddings, and a head with the weight of an embedding, keep 8 bits. group_size: inputs that share a scale.
+    symmetric: whether groups have no zeros. samples: number of calibration samples. keep: layers, by name or pattern,
+    that stay in float. mixed_precision: where the goal is missed, measure the sensitivity of each layer once, and keep
+    the most sensitive ones in higher precision until the goal is met. measure_sensitivity: also where the goal is met,
+    for the report.
+    """
+
+    breaks: ClassVar[frozenset[Property]] = frozenset({"ranges"})
+
+    group_size: Group = 32
+    symmetric: bool = True
+    samples: int = 256
+    keep: tuple[str, ...] = ()
+    mixed_precision: bool = True
+    measure_sensitivity: bool = False
+
+    def plan(self, graph: Graph, context: PlanContext) -> PrecisionLadder:
+        config = RoundingConfig(group_size=self.group_size, int8_group_size=self.group_size, symmetric=self.symmetric)
+        plan = Plan(find_precisions(graph, 4, self.keep))
+        datasets = draw_calibration_samples(context, self.samples)
+        plan = replace(plan, smoothing=find_awq_scales(graph, plan, config, datasets, context))
+        plan = round_plan(graph, plan, config, datasets, context)
+        if not self.mixed_precision:
+            return PrecisionLadder.of(plan)
+        return make_ladder(graph, plan, context, measure=self.measure_sensitivity)
+
+
+def find_awq_scales(
+    graph: Graph, plan: Plan, config: RoundingConfig, datasets: Sequence[Dataset], context: PlanContext
+) -> Mapping[str, Smoothing]:
+    """Find the scales of the inputs of layers in 4 bits, by tensor; none where nothing is better than rounding. Layers
+    that read the same tensor share them."""
+    layers = [layer for layer in graph.layers if plan.precision[layer.node] == "int4-weight"]
+    key = hash_of(
+        "awq", graph.key, [dataset.fingerprint for dataset in datasets], [layer.node for layer in layers],
+        config.group_size, config.symmetric, environment_digest(),
+    )  # fmt: skip
+
+    def compute() -> Arrays:
+        with context.steps.step("scale the weights (AWQ)", len(layers)) as step:
+            factors: Arrays = {}
+            for tensor, best, count in search_scales(graph, layers, config, datasets, context):
+                factors |= {} if best is None else {tensor: best}
+                step.advance(count)
+        return factors
+
+    return {name: Smoothing(factors) for name, factors in context.cache.arrays(f"awq-{key}", compute).items()}
+
+
+def search_scales(
+    graph: Graph, layers: Sequence[Layer], config: RoundingConfig, datasets: Sequence[Dataset], context: PlanContext
+) -> Iterator[tuple[str, Array | None, int]]:
+    """Yield each tensor that the layers read, its scales [channels], None where rounding alone is best, and the number
+    of layers that read it."""
+    weights = {tensor.name: tensor for tensor in onnx.load(graph.path).graph.initializer}
+    observed = collect_moments(
+        graph, layers, {}, partial(single_sample_batches, datasets, context.task), make_runtime("onnxruntime"),
+        context.folder, second=True, seed=context.seed,
+    )  # fmt: skip
+    for tensor, group in groupby(observed, key=lambda each: each[0].input):
+        readers = list(group)
+        matrices = [numpy_helper.to_array(weights[layer.weight]) for layer, _, _ in readers]
+        yield tensor, find_scales(matrices, readers[0][2].second[0], config), len(readers)
+
+
+def find_scales(matrices: Sequence[Array], gram: Array, config: RoundingConfig) -> Array | None:
+    """Find the scales of the inputs with which weights that share them have the least error together; None where it is
+    the least without. The paper takes the mean absolute activation for the size of a channel; here it is the root of
+    the mean square, of which the second moments are the diagonal.
+
+    matrices: [in, out] each. gram: the mean of x xT over the inputs x, [in, in].
+    """
+    sizes = np.sqrt(np.diagonal(gram)).clip(min=1e-8)
+    best, least = None, measure_error(matrices, np.ones(len(sizes), np.float32), gram, config)
+    for exponent in EXPONENTS[1:]:
+        factors = sizes**exponent
+        factors = (factors / np.sqrt(factors.max() * factors.min())).astype(np.float32)
+        error = measure_error(matrices, factors, gram, config)
+        if error < least:
+            best, least = factors, error
+    return best
+
+
+def measure_error(matrices: Sequence[Array], factors: Array, gram: Array, config: RoundingConfig) -> float:
+    """Measure the squared error of the layers' outputs with rounded weights, relative to each layer's outputs."""
+    total = 0.0
+    for matrix in matrices:
+        integers, scales, zeros = quantize_in_groups(
+            matrix * factors[:, None], config.group_size, symmetric=config.symmetric
+        )
+        shifts = 0 if zeros is None else expand_scales(zeros, len(matrix), config.group_size)
+        restored = (integers - shifts) * expand_scales(scales, len(matrix), config.group_size) / factors[:, None]
+        exact = output_errors(matrix, np.zeros_like(matrix), gram).sum()
+        total += float(output_errors(matrix, restored, gram).sum() / max(exact, 1e-30))
+    return total
