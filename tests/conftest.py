@@ -103,6 +103,7 @@ def own_tasks():
         patch.setitem(registry.TASKS, "padded", "served:Padded")
         patch.setitem(registry.TASKS, "brightness", "served:Brightness")
         patch.setitem(registry.TASKS, "framed", "served:Framed")
+        patch.setitem(registry.TASKS, "ranked", "served:Ranked")
         yield
 
 

@@ -25,6 +25,7 @@ from laconic.tasks.image_classification import ImageClassification
 from laconic.tasks.image_preprocess import ImagePreprocess
 from laconic.tasks.semantic_segmentation import SemanticSegmentation
 from laconic.tasks.tensors import Tensors
+from laconic.tasks.text_embedding import TextEmbedding
 from laconic.tensor import TensorSpec
 from serve.asgi.listener import bind, listen
 from serve.http.app import App, create_app
@@ -51,6 +52,19 @@ class Brightness(ImageClassification):
 
     def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
         return cosine(first(reference), first(candidate))
+
+
+class Ranked(TextEmbedding):
+    """A query and a document to the ids of the document's tokens, added up, by a model that doubles them."""
+
+    embeds, ranks = False, True
+
+    def parse(self, value: Any) -> Any:
+        _, document = value
+        return super().parse(document)
+
+    def decode(self, outputs: Arrays, samples: Sequence[Any]) -> list[Any]:
+        return [{"score": float(answer["embedding"].sum())} for answer in super().decode(outputs, samples)]
 
 
 class Framed(Brightness):

@@ -243,7 +243,7 @@ def test_other_routes_know_the_model_too(server: Running) -> None:
 @pytest.mark.filterwarnings("ignore:overflow")
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 def test_requests_made_from_the_description_get_documented_answers(server: Running, mode: GenerationMode) -> None:
-    statuses = try_requests(server.url, mode, 40, "completions")
+    statuses = try_requests(server.url, mode, 40, "completions") + try_requests(server.url, mode, 20, "/generate")
     assert set(statuses) <= {200, 400, 404, 405, 413, 415}
     assert worker_of(server).running == 0
 

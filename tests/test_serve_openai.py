@@ -27,9 +27,10 @@ def write_model(path: Path, **model: Any) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def server(tmp_path_factory: pytest.TempPathFactory, own_tasks: None) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("artifacts")
-    with running(write_model(folder / "text.laconic"), write_artifact(folder / "twice.laconic")) as server:
+    ranked = change_artifact(write_model(folder / "ranked.laconic"), task="ranked")
+    with running(write_model(folder / "text.laconic"), write_artifact(folder / "twice.laconic"), ranked) as server:
         yield server
 
 
@@ -57,7 +58,7 @@ def test_the_client_gets_a_vector_for_each_text_or_list_of_tokens(
 
 
 def test_the_client_lists_the_models(client: openai.OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == ["text", "twice"]
+    assert [model.id for model in client.models.list()] == ["text", "twice", "ranked"]
     model = client.models.retrieve("twice")
     assert (model.id, model.object, model.owned_by) == ("twice", "model", "laconic")
     assert model.created > 1_700_000_000
@@ -111,6 +112,53 @@ def test_errors_become_the_clients_exceptions(client: openai.OpenAI, server: Run
         answer = http.get("/v1/embeddings")
         assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+DOCUMENTS = ["cat", "red birds", "the cat sat on a mat"]
+
+
+def test_documents_are_ranked_best_first(server: Running) -> None:
+    request = {"model": "ranked", "query": "Where?", "documents": DOCUMENTS, "return_documents": True}
+    with server.client() as http:
+        answer = http.post("/v1/rerank", json=request).json()
+        best = http.post("/v1/rerank", json=request | {"top_n": 1, "return_documents": False}).json()
+        objects = [{"text": text} for text in DOCUMENTS]
+        same = http.post("/v1/rerank", json=request | {"documents": objects}).json()
+        described = http.get("/openapi.json").json()["paths"]["/v1/rerank"]["post"]["requestBody"]["content"]
+    scores = [result["relevance_score"] for result in answer["results"]]
+    assert scores == sorted(scores, reverse=True)
+    assert len(set(scores)) == 3
+    assert [result["document"]["text"] for result in answer["results"]] == [
+        DOCUMENTS[result["index"]] for result in answer["results"]
+    ]
+    assert sorted(result["index"] for result in answer["results"]) == [0, 1, 2]
+    assert (answer["model"], answer["object"]) == ("ranked", "list")
+    assert answer["usage"]["total_tokens"] > 0
+    first = answer["results"][0]
+    assert best["results"] == [{"index": first["index"], "relevance_score": first["relevance_score"]}]
+    assert same["results"] == answer["results"]
+    assert described["application/json"]["schema"]["properties"]["model"]["enum"] == ["ranked"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "parameter", "message"),
+    [
+        ({"model": "text"}, "model", "ranks no documents"),
+        ({"documents": []}, "documents", "at least 1"),
+        ({"documents": [5]}, "documents", "does not fit"),
+        ({"query": None}, "query", "valid string"),
+        ({"top_n": 0}, "top_n", "greater than or equal to 1"),
+        ({"max_chunks_per_doc": 5}, "max_chunks_per_doc", "unknown parameter"),
+    ],
+)
+def test_a_ranking_that_does_not_fit_is_refused_with_the_name_of_the_field(
+    server: Running, changes: dict[str, Any], parameter: str, message: str
+) -> None:
+    with server.client() as http:
+        answer = http.post("/v1/rerank", json={"model": "ranked", "query": "a", "documents": DOCUMENTS} | changes)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == parameter
+    assert message in answer.json()["error"]["message"]
 
 
 def test_an_overloaded_server_answers_429_until_there_is_room(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The fields of requests for text over HTTP, with an engine that writes what the test says."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -282,3 +283,44 @@ def test_more_prompts_than_may_be_are_refused(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="there are 5000 prompts") as refused:
         client.completions.create(model="chat", prompt=["a"] * 5000)
     assert refused.value.param == "prompt"
+
+
+def test_the_generate_extension_continues_a_text_whole_and_in_events(server: Running) -> None:
+    request = {"text_input": "Once", "parameters": {"max_tokens": 50, "temperature": 0, "stop": ["!"]}, "id": "7"}
+    named = {"id": "7", "model_name": "chat", "model_version": "1"}
+    with scripted(server, " upon a 😀! time") as worker, server.client() as http:
+        for path in ("/v2/models/chat", "/v2/models/chat/versions/1"):
+            answer = http.post(f"{path}/generate", json=request)
+            assert answer.json() == {**named, "text_output": " upon a 😀", "finish_reason": "stop"}
+            with http.stream("POST", f"{path}/generate_stream", json=request) as stream:
+                assert stream.headers["content-type"].startswith("text/event-stream")
+                events = stream.read().decode().split("\n\n")
+            *events, last, end = events
+            assert end == ""
+            pieces = [json.loads(event.removeprefix("data: ")) for event in events]
+            assert "".join(piece["text_output"] for piece in pieces) == " upon a 😀"
+            assert all(named.items() <= piece.items() for piece in pieces)
+            assert json.loads(last.removeprefix("data: ")) == {**named, "text_output": "", "finish_reason": "stop"}
+    assert (worker.requests[0].sampling.max_new_tokens, worker.requests[0].sampling.temperature) == (50, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "message"),
+    [
+        ({"text_input": 5}, 400, "'text_input' must be there"),
+        ({"parameters": {"n": 2}}, 400, "unknown parameter 'n'"),
+        ({"parameters": {"temperature": 5}}, 400, "'temperature' does not fit"),
+        ({"parameters": [1]}, 400, "'parameters' is an object"),
+        ({"stream": True}, 400, "must be an object of id, text_input, parameters"),
+        ({"text_input": "x" * 300}, 400, "context is 256 tokens"),
+    ],
+)
+@pytest.mark.parametrize("route", ["generate", "generate_stream"])
+def test_what_the_generate_extension_does_not_know_is_refused(
+    server: Running, route: str, changes: dict[str, Any], status: int, message: str
+) -> None:
+    with server.client() as http:
+        answer = http.post(f"/v2/models/chat/{route}", json={"text_input": "Once"} | changes)
+        assert http.post(f"/v2/models/none/{route}", json={"text_input": "Once"}).status_code == 404
+    assert (answer.status_code, set(answer.json())) == (status, {"error"})
+    assert message in answer.json()["error"]

@@ -161,6 +161,9 @@ class ServedTask(Processing, TokenLimits):
     embeds: ClassVar[bool] = False
     """Whether an answer is a vector, as {"embedding": vector}."""
 
+    ranks: ClassVar[bool] = False
+    """Whether a sample is a query with a document, and an answer how well they fit, as {"score": number}."""
+
     def sample_schema(self) -> dict[str, Any]:
         """Return the JSON Schema of what `parse` takes over HTTP; `anyOf` where samples have several forms."""
         return {}

@@ -21,6 +21,7 @@ class TextRanking(TextRegression):
     scores (Spearman)."""
 
     name = "text-ranking"
+    ranks = True
     field_description = 'A pair of texts in a list, as [["query", "document"]], or several.'
     metric = "spearman"
     objective = "binary-cross-entropy"

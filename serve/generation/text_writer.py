@@ -13,6 +13,7 @@ from laconic.tasks.processing import ServedTask
 from serve.generation.generation_worker import GenerationWorker
 from serve.generation.token_stream import TokenEvents, TokenStream, read_event
 from serve.generation.written_choice import TextPiece, WrittenChoice
+from serve.requests.public_errors import ContextOverflow
 
 
 class RenderedChat(Protocol):
@@ -65,10 +66,6 @@ class WritingTask(Protocol):
 def find_writing_task(task: ServedTask) -> WritingTask | None:
     """Return the task of a model that writes as such; None for any other."""
     return task if isinstance(task, WritingTask) else None
-
-
-class ContextOverflow(InputError):
-    """A prompt and its answer are longer than the model's context."""
 
 
 class WrittenAnswer:

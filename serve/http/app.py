@@ -11,9 +11,11 @@ from serve.http.control import create_control
 from serve.http.embed import Embed
 from serve.http.extension_routes import add_extensions
 from serve.http.generate import ChatCompletions, Completions
+from serve.http.generate_extension import Generate, GenerateStream
 from serve.http.guard import Guard
 from serve.http.infer import Infer
 from serve.http.prometheus import Metrics
+from serve.http.rerank import Rerank
 from serve.http.task_endpoint import Predict
 from serve.model_repository.artifact_sources import locate_artifacts
 from serve.model_repository.loader import open_models
@@ -24,7 +26,7 @@ from serve.requests.memory_budget import MemoryBudget
 from serve.security.access import Access
 from serve.settings.server_settings import Settings
 
-ENDPOINTS = (Infer, Predict, Embed, ChatCompletions, Completions)
+ENDPOINTS = (Infer, Predict, Embed, Rerank, ChatCompletions, Completions, Generate, GenerateStream)
 """What bypasses FastAPI."""
 
 

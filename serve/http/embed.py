@@ -2,7 +2,6 @@
 
 import base64
 import re
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,56 +9,15 @@ import numpy as np
 
 from laconic.arrays import Array
 from laconic.errors import InputError
-from serve.asgi.body import read_body, read_json
-from serve.asgi.wire import Answer, Receive, Scope, WhileConnected, to_json
-from serve.http.endpoint import Endpoint, read_timeout
+from serve.asgi.wire import Answer, to_json
+from serve.http.openai_endpoint import SampleEndpoint
 from serve.model_repository.model import Model, Prediction
-from serve.observation.tracing import count_step
-from serve.openai.openai_shape import InvalidParameter, to_openai_answer
-from serve.requests.memory_budget import Reservation
-from serve.requests.offload import OFFLOAD_FROM, offload
+from serve.openai.openai_shape import InvalidParameter
+from serve.requests.offload import offload
 
 PARAMETERS = ("input", "model", "encoding_format", "dimensions", "user")
 PRINTED = 64
 """Vectors that are printed in one go, without letting other threads run: 2 ms where they have 384 numbers."""
-
-
-class Embed(Endpoint):
-    """Vectors for texts or tokens."""
-
-    pattern = re.compile(r"/v1/embeddings")
-
-    def refuse(self, error: BaseException) -> Answer:
-        return to_openai_answer(error)
-
-    async def _answer(self, match: re.Match[str], scope: Scope, receive: Receive, reservation: Reservation) -> Answer:
-        headers = dict(scope["headers"])
-        body = await read_body(headers, receive, self.settings.max_body, reservation)
-        started = time.monotonic_ns()
-        long = len(body) > OFFLOAD_FROM
-        async with WhileConnected(scope, receive):
-            content = await read_json(body, self.settings, reservation)
-            request = await offload(read_request, content, long=True) if long else read_request(content)
-            model = self.repository.get(request.model)
-            model.users += 1
-            try:
-                model.check_ready()
-                if long:
-                    values = await offload(choose_values, request, model, long=True)
-                else:
-                    values = choose_values(request, model)
-                prediction = await model.predict(values, timeout=read_timeout(headers))
-                predicted = time.monotonic_ns()
-                answer = await write_answer(request, prediction)
-                count_step("write", model.statistics.write, predicted)
-                reservation.add(len(answer.body))
-            except BaseException as error:
-                model.statistics.count_failure(started, error)
-                raise
-            finally:
-                model.users -= 1
-            model.statistics.count_success(started)
-            return answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,25 +30,61 @@ class EmbeddingRequest:
     dimensions: int | None
 
 
-def read_request(content: Any) -> EmbeddingRequest:
-    """Read the request in a body. Raises InputError."""
-    if not isinstance(content, dict):
-        raise InputError(f"the request must be an object, not {type(content).__name__}")
-    if unknown := sorted(set(content) - set(PARAMETERS)):
-        raise InvalidParameter(
-            unknown[0], f"unknown parameter {unknown[0][:40]!r}; this server knows {', '.join(PARAMETERS)}"
+class Embed(SampleEndpoint[EmbeddingRequest]):
+    """Vectors for texts or tokens."""
+
+    pattern = re.compile(r"/v1/embeddings")
+
+    def read_request(self, content: Any) -> EmbeddingRequest:
+        if not isinstance(content, dict):
+            raise InputError(f"the request must be an object, not {type(content).__name__}")
+        if unknown := sorted(set(content) - set(PARAMETERS)):
+            raise InvalidParameter(
+                unknown[0], f"unknown parameter {unknown[0][:40]!r}; this server knows {', '.join(PARAMETERS)}"
+            )
+        model = content.get("model")
+        if not isinstance(model, str):
+            raise InvalidParameter("model", f"'model' must be a model's name, not {str(model)[:40]!r}")
+        encoding = content.get("encoding_format") or "float"
+        if encoding not in ("float", "base64"):
+            raise InvalidParameter(
+                "encoding_format", f"'encoding_format' is {str(encoding)[:40]!r}, not float or base64"
+            )
+        dimensions = content.get("dimensions")
+        if dimensions is not None and (type(dimensions) is not int or dimensions < 1):
+            raise InvalidParameter(
+                "dimensions", f"'dimensions' is {str(dimensions)[:40]!r}, not a whole number from 1 on"
+            )
+        samples = read_samples(content.get("input"))
+        return EmbeddingRequest(model, samples, in_base64=encoding == "base64", dimensions=dimensions)
+
+    def choose_values(self, request: EmbeddingRequest, model: Model) -> list[Any]:
+        if not model.task.embeds:
+            raise InvalidParameter("model", f"model {model.name!r} does {model.task.name}, and no embeddings")
+        width = model.outputs[0].shape[-1]
+        if request.dimensions not in (None, width):
+            raise InvalidParameter(
+                "dimensions",
+                f"model {model.name!r} gives {width} dimensions, and was not trained to give {request.dimensions}",
+            )
+        try:
+            return [each if isinstance(each, str) else model.task.from_tokens(each) for each in request.samples]
+        except InputError as error:
+            raise InvalidParameter("input", str(error)) from None
+
+    async def write_answer(self, request: EmbeddingRequest, prediction: Prediction) -> Answer:
+        vectors = [answer["embedding"] for answer in prediction.answers]
+        pieces = []
+        for start in range(0, len(vectors), PRINTED):
+            piece = vectors[start : start + PRINTED]
+            if len(vectors) <= PRINTED:
+                pieces.append(print_vectors(piece, start, request.in_base64))
+            else:
+                pieces.append(await offload(print_vectors, piece, start, request.in_base64, long=True))
+        tail = to_json(
+            {"model": request.model, "usage": {"prompt_tokens": prediction.tokens, "total_tokens": prediction.tokens}}
         )
-    model = content.get("model")
-    if not isinstance(model, str):
-        raise InvalidParameter("model", f"'model' must be a model's name, not {str(model)[:40]!r}")
-    encoding = content.get("encoding_format") or "float"
-    if encoding not in ("float", "base64"):
-        raise InvalidParameter("encoding_format", f"'encoding_format' is {str(encoding)[:40]!r}, not float or base64")
-    dimensions = content.get("dimensions")
-    if dimensions is not None and (type(dimensions) is not int or dimensions < 1):
-        raise InvalidParameter("dimensions", f"'dimensions' is {str(dimensions)[:40]!r}, not a whole number from 1 on")
-    samples = read_samples(content.get("input"))
-    return EmbeddingRequest(model, samples, in_base64=encoding == "base64", dimensions=dimensions)
+        return Answer(b"".join([b'{"object":"list","data":[', b",".join(pieces), b"],", tail[1:]]))
 
 
 def read_samples(value: Any) -> list[Any]:
@@ -110,38 +104,6 @@ def read_samples(value: Any) -> list[Any]:
 def is_tokens(value: Any) -> bool:
     """Return whether this is a list of whole numbers."""
     return isinstance(value, list) and bool(value) and set(map(type, value)) == {int}
-
-
-def choose_values(request: EmbeddingRequest, model: Model) -> list[Any]:
-    """Choose the samples as the model's task takes them. Raises InputError for what the model does not do."""
-    if not model.task.embeds:
-        raise InvalidParameter("model", f"model {model.name!r} does {model.task.name}, and no embeddings")
-    width = model.outputs[0].shape[-1]
-    if request.dimensions not in (None, width):
-        raise InvalidParameter(
-            "dimensions",
-            f"model {model.name!r} gives {width} dimensions, and was not trained to give {request.dimensions}",
-        )
-    try:
-        return [each if isinstance(each, str) else model.task.from_tokens(each) for each in request.samples]
-    except InputError as error:
-        raise InvalidParameter("input", str(error)) from None
-
-
-async def write_answer(request: EmbeddingRequest, prediction: Prediction) -> Answer:
-    """Write the HTTP answer. Many vectors are printed off the event loop, a few at a time."""
-    vectors = [answer["embedding"] for answer in prediction.answers]
-    pieces = []
-    for start in range(0, len(vectors), PRINTED):
-        piece = vectors[start : start + PRINTED]
-        if len(vectors) <= PRINTED:
-            pieces.append(print_vectors(piece, start, request.in_base64))
-        else:
-            pieces.append(await offload(print_vectors, piece, start, request.in_base64, long=True))
-    tail = to_json(
-        {"model": request.model, "usage": {"prompt_tokens": prediction.tokens, "total_tokens": prediction.tokens}}
-    )
-    return Answer(b"".join([b'{"object":"list","data":[', b",".join(pieces), b"],", tail[1:]]))
 
 
 def print_vectors(vectors: list[Array], start: int, in_base64: bool) -> bytes:

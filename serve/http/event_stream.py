@@ -6,15 +6,13 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from laconic.errors import INTERRUPTS, NotReady
+from laconic.errors import INTERRUPTS, LaconicError, NotReady
 from serve.asgi.wire import Answer, ClientGone, Receive, Scope, Send, WhileConnected, to_json
-from serve.openai.openai_shape import describe_openai_error
 from serve.requests.public_errors import to_public_error
 
 EVENTS = b"text/event-stream; charset=utf-8"
 UNBUFFERED = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 """Headers by which proxies pass on each event as it comes."""
-DONE = b"data: [DONE]\n\n"
 STOPPING = "the server stopped before this answer was whole. Try another replica"
 
 
@@ -22,13 +20,16 @@ STOPPING = "the server stopped before this answer was whole. Try another replica
 class EventStream(Answer):
     """An answer whose events are sent as they come. What goes wrong after the first becomes an event itself.
 
-    events: one JSON value each. end: called once, with what ended the stream early, if anything did.
+    events: one JSON value each. end: called once, with what ended the stream early, if anything did. done: what is sent
+    behind the last event. describe_error: makes an error an event.
     """
 
     scope: Scope
     receive: Receive
     events: AsyncGenerator[Any, None]
     end: Callable[[BaseException | None], None]
+    done: bytes
+    describe_error: Callable[[LaconicError], Any]
 
     async def send(self, send: Send) -> None:
         """Write the events to the connection until they end, or the client hangs up."""
@@ -39,7 +40,8 @@ class EventStream(Answer):
                 await send({"type": "http.response.start", "status": self.status, "headers": headers})
                 async for event in events:
                     await send_piece(send, b"data: " + to_json(event) + b"\n\n")
-                await send_piece(send, DONE)
+                if self.done:
+                    await send_piece(send, self.done)
         except ClientGone as error:
             failure = error
             return
@@ -47,7 +49,7 @@ class EventStream(Answer):
             raise
         except BaseException as error:  # noqa: BLE001 - an exception that gets out costs the client its connection
             failure = NotReady(STOPPING) if isinstance(error, asyncio.CancelledError) else error
-            await send_piece(send, b"data: " + to_json(describe_openai_error(to_public_error(failure))) + b"\n\n")
+            await send_piece(send, b"data: " + to_json(self.describe_error(to_public_error(failure))) + b"\n\n")
         finally:
             self.end(failure)
         await send({"type": "http.response.body", "body": b""})

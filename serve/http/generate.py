@@ -2,10 +2,12 @@
 
 import re
 import time
+from abc import abstractmethod
 from collections.abc import AsyncGenerator
 from functools import partial
 from typing import Any, ClassVar
 
+from laconic.errors import LaconicError
 from serve.asgi.body import read_body, read_json
 from serve.asgi.wire import Answer, Receive, Scope, WhileConnected, to_json
 from serve.generation.text_writer import TextWriter, WrittenAnswer
@@ -15,7 +17,7 @@ from serve.http.event_stream import EVENTS, EventStream
 from serve.model_repository.model import Model
 from serve.openai.chat_request import ChatRequest
 from serve.openai.completion_request import CompletionRequest
-from serve.openai.openai_shape import InvalidParameter, to_openai_answer
+from serve.openai.openai_shape import InvalidParameter, describe_openai_error, to_openai_answer
 from serve.openai.text_answer import AnswerFormat, ChatFormat, CompletionFormat, format_usage
 from serve.openai.text_request import TextRequest
 from serve.requests.memory_budget import Reservation
@@ -23,29 +25,41 @@ from serve.requests.offload import offload
 from serve.security.keys import count_rows
 
 
-class Generate(Endpoint):
-    """Texts, written token by token."""
+class TextEndpoint(Endpoint):
+    """Texts, written token by token. done: what ends a stream."""
 
-    request: ClassVar[type[TextRequest]]
-    format: ClassVar[type[AnswerFormat]]
+    done: ClassVar[bytes] = b""
 
-    def refuse(self, error: BaseException) -> Answer:
-        return to_openai_answer(error)
+    @abstractmethod
+    def read_request(self, match: re.Match[str], content: Any) -> TextRequest:
+        """Read a request. match: its path. content: its body. Raises InputError."""
+
+    @abstractmethod
+    def make_format(self, request: TextRequest, model: Model, writer: TextWriter) -> AnswerFormat:
+        """Make the format of the answer."""
+
+    @abstractmethod
+    def describe_error(self, public: LaconicError) -> Any:
+        """Describe an error to a client, JSON-ready."""
+
+    def find_model(self, match: re.Match[str], request: TextRequest) -> Model:
+        """Find the model that is asked. Raises UnknownModel."""
+        return self.repository.get(request.model)
 
     async def _answer(self, match: re.Match[str], scope: Scope, receive: Receive, reservation: Reservation) -> Answer:
         headers = dict(scope["headers"])
         body = await read_body(headers, receive, self.settings.max_body, reservation)
         started = time.monotonic_ns()
         async with WhileConnected(scope, receive):
-            request = self.request.read(await read_json(body, self.settings, reservation))
-            model = self.repository.get(request.model)
+            request = self.read_request(match, await read_json(body, self.settings, reservation))
+            model = self.find_model(match, request)
             writer = find_writer(model)
             end = partial(self._end, model, started)
             model.users += 1
             try:
                 timeout = read_timeout(headers) or self.settings.deadline
                 answer = await self._begin(request, model, writer, timeout)
-                shape = self.format(request, writer.tokenizer)
+                shape = self.make_format(request, model, writer)
                 pieces = request.read_pieces(answer, writer)
                 if not request.stream:
                     content = await collect(answer, pieces, shape)
@@ -61,7 +75,16 @@ class Generate(Endpoint):
             end(error)
 
         events = stream(answer, pieces, shape, request.choices * request.prompts)
-        return EventStream(b"", content_type=EVENTS, scope=scope, receive=receive, events=events, end=finish)
+        return EventStream(
+            b"",
+            content_type=EVENTS,
+            scope=scope,
+            receive=receive,
+            events=events,
+            end=finish,
+            done=self.done,
+            describe_error=self.describe_error,
+        )
 
     async def _begin(self, request: TextRequest, model: Model, writer: TextWriter, timeout: float) -> WrittenAnswer:
         """Begin to write an answer. timeout: seconds that the request may wait. Raises what goes wrong."""
@@ -85,7 +108,27 @@ class Generate(Endpoint):
             model.statistics.count_failure(started, error)
 
 
-class ChatCompletions(Generate):
+class OpenAiText(TextEndpoint):
+    """Texts in OpenAI's API."""
+
+    done = b"data: [DONE]\n\n"
+    request: ClassVar[type[TextRequest]]
+    format: ClassVar[type[AnswerFormat]]
+
+    def refuse(self, error: BaseException) -> Answer:
+        return to_openai_answer(error)
+
+    def read_request(self, match: re.Match[str], content: Any) -> TextRequest:
+        return self.request.read(content)
+
+    def make_format(self, request: TextRequest, model: Model, writer: TextWriter) -> AnswerFormat:
+        return self.format(request, writer.tokenizer)
+
+    def describe_error(self, public: LaconicError) -> Any:
+        return describe_openai_error(public)
+
+
+class ChatCompletions(OpenAiText):
     """The next message of a chat."""
 
     pattern = re.compile(r"/v1/chat/completions")
@@ -93,7 +136,7 @@ class ChatCompletions(Generate):
     format = ChatFormat
 
 
-class Completions(Generate):
+class Completions(OpenAiText):
     """The continuation of a text."""
 
     pattern = re.compile(r"/v1/completions")

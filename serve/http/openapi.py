@@ -11,8 +11,10 @@ from serve.http.operation_schema import (
     REFERENCE,
     STRING,
     describe_embeddings,
+    describe_generate,
     describe_infer,
     describe_predict,
+    describe_rerank,
     describe_text,
     make_object,
 )
@@ -20,6 +22,7 @@ from serve.model_repository.model import Model
 from serve.model_repository.repository import Repository
 from serve.openai.chat_request import ChatRequest
 from serve.openai.completion_request import CompletionRequest
+from serve.openai.rerank_request import RerankRequest
 
 NULLABLE = {"type": ["string", "null"]}
 ERROR = make_object({"error": STRING})
@@ -44,6 +47,8 @@ TEXTS = {
 }
 
 
+REQUESTS = (ChatRequest, CompletionRequest, RerankRequest)
+"""The requests whose objects are described by name."""
 SCHEMAS = {"V2": ERROR, "OpenAI": OPENAI_ERROR}
 """The bodies of errors, by the API."""
 
@@ -79,7 +84,7 @@ def describe(app: FastAPI, repository: Repository) -> dict[str, Any]:
                     parameter["schema"] |= describe_parameter(parameter["name"], models)
             operation["responses"] |= refer_to_errors("OpenAI" if path.startswith("/v1/") else "V2")
     schema["components"] = {"responses": describe_errors()}
-    if any(model.writer is not None for model in models):
+    if any(model.writer is not None or model.task.ranks for model in models):
         schema["components"]["schemas"] = describe_parts_of_requests()
     paths |= {path: {"post": operation} for path, operation in describe_models(models)}
     return schema
@@ -103,12 +108,18 @@ def describe_models(models: list[Model]) -> Iterator[tuple[str, dict[str, Any]]]
         yield f"/v1/models/{name}/predict", with_errors(describe_predict(model))
     if embedding := [model for model in newest.values() if model.task.embeds]:
         yield "/v1/embeddings", with_errors(describe_embeddings(embedding), "OpenAI")
+    if ranking := [model for model in newest.values() if model.task.ranks]:
+        yield "/v1/rerank", with_errors(describe_rerank(ranking), "OpenAI")
     if writing := [model for model in newest.values() if model.writer is not None]:
         chat = {"messages": [{"role": "user", "content": "Hello."}]}
         yield (
             "/v1/chat/completions",
             with_errors(describe_text(writing, ChatRequest, chat, "Chat", "The next message of a chat."), "OpenAI"),
         )
+        for model in writing:
+            name = quote(model.name)
+            yield f"/v2/models/{name}/generate", with_errors(describe_generate(model, is_stream=False))
+            yield f"/v2/models/{name}/generate_stream", with_errors(describe_generate(model, is_stream=True))
         text = {"prompt": "Once upon a time"}
         yield (
             "/v1/completions",
@@ -119,8 +130,8 @@ def describe_models(models: list[Model]) -> Iterator[tuple[str, dict[str, Any]]]
 
 
 def describe_parts_of_requests() -> dict[str, Any]:
-    """Describe the objects within requests for text, by name."""
-    schemas = [request.model_json_schema(ref_template=REFERENCE) for request in (ChatRequest, CompletionRequest)]
+    """Describe the objects within requests, by name."""
+    schemas = [request.model_json_schema(ref_template=REFERENCE) for request in REQUESTS]
     return {name: part for schema in schemas for name, part in schema.get("$defs", {}).items()}
 
 

@@ -7,6 +7,9 @@ from laconic.tensor import TensorSpec, describe_array, describe_number
 from serve.asgi.body import parse
 from serve.asgi.wire import to_json
 from serve.model_repository.model import Model
+from serve.openai.completion_request import CompletionRequest
+from serve.openai.generate_request import PARAMETERS as PARAMETERS_OF_TEXT
+from serve.openai.rerank_request import RerankRequest
 from serve.openai.text_request import TextRequest
 from serve.protocol.infer_request import describe_tensor
 
@@ -121,6 +124,45 @@ def describe_text(
         {"application/json": {"schema": schema}},
         "The answer; with `stream`, its chunks as server-sent events.",
         {"application/json": {"schema": answer}, "text/event-stream": {}},
+    )
+
+
+def describe_rerank(models: Sequence[Model]) -> Schema:
+    """Describe the ranking of documents. models: those that rank."""
+    schema = RerankRequest.model_json_schema(ref_template=REFERENCE)
+    schema.pop("$defs", None)
+    schema["properties"]["model"] = make_choice([model.name for model in models])
+    schema["example"] = {"model": models[0].name, "query": "Where do cats sleep?", "documents": ["On a warm mat."]}
+    result = make_object({"index": INTEGER, "relevance_score": NUMBER}, additionalProperties=True)
+    fields = {"object": make_choice(["list"]), "model": STRING, "results": make_array(result), "usage": PARAMETERS}
+    return describe_operation(
+        "openai",
+        "Rerank",
+        "rerank",
+        "Documents by how well they answer a query.",
+        {"application/json": {"schema": schema}},
+        "The results, best first.",
+        {"application/json": {"schema": make_object(fields)}},
+    )
+
+
+def describe_generate(model: Model, *, is_stream: bool) -> Schema:
+    """Describe the generate extension of the V2 protocol for a model. is_stream: its answer in events."""
+    known = CompletionRequest.model_json_schema(ref_template=REFERENCE)["properties"]
+    parameters = make_object({name: known[name] for name in PARAMETERS_OF_TEXT}, [], additionalProperties=False)
+    fields = {"id": STRING, "text_input": STRING, "parameters": parameters}
+    request = make_object(fields, ["text_input"], additionalProperties=False) | {
+        "example": {"text_input": "Once upon a time", "parameters": {"max_tokens": 32}}
+    }
+    names = {"model_name": make_choice([model.name]), "model_version": STRING, "text_output": STRING}
+    return describe_operation(
+        model.name,
+        f"{'Stream' if is_stream else 'Generate'} with {model.name}",
+        f"generate{'_stream' if is_stream else ''}_{model.name}",
+        "The continuation of a text: the generate extension of the V2 protocol.",
+        {"application/json": {"schema": request}},
+        "The text; in a stream, a part of it in each event.",
+        {"text/event-stream": {}} if is_stream else {"application/json": {"schema": make_object(names)}},
     )
 
 

@@ -12,7 +12,8 @@ from serve.generation.text_writer import TextWriter, WrittenAnswer
 from serve.generation.written_choice import TextPiece
 from serve.openai.chat_message import FunctionName, Message
 from serve.openai.openai_shape import InvalidParameter
-from serve.openai.text_request import RequestPart, TextRequest
+from serve.openai.request_body import RequestPart
+from serve.openai.text_request import TextRequest
 from serve.openai.tool_format import (
     ToolFormat,
     complete_schema,

@@ -4,8 +4,7 @@ from typing import Any
 
 from laconic.errors import InputError, LaconicError
 from serve.asgi.wire import Answer, retry_headers, to_json
-from serve.generation.text_writer import ContextOverflow
-from serve.requests.public_errors import to_public_error
+from serve.requests.public_errors import ContextOverflow, to_public_error
 
 KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 """The type of an error, by its status."""

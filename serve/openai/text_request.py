@@ -3,30 +3,23 @@
 import secrets
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from laconic.errors import InputError
 from laconic.runtimes.generator import Sampling
 from serve.generation.text_writer import TextWriter, WrittenAnswer
 from serve.generation.written_choice import TextPiece
 from serve.openai.openai_shape import InvalidParameter
+from serve.openai.request_body import RequestBody, RequestPart
 
 SEEDS = 1 << 32
 """The number of seeds that draw differently."""
-UNKNOWN, MISSING = "extra_forbidden", "missing"
-"""Pydantic's kinds of errors."""
 
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
-
-
-class RequestPart(BaseModel):
-    """An object in a request. `null` stands for a field that is not given."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
 class StreamOptions(RequestPart):
@@ -35,13 +28,12 @@ class StreamOptions(RequestPart):
     include_usage: bool | None = None
 
 
-class TextRequest(RequestPart):
+class TextRequest(RequestBody):
     """The fields that requests for text have in common."""
 
     prompt_field: ClassVar[str]
     """The field that holds the prompt."""
 
-    model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1, le=128)
@@ -58,36 +50,7 @@ class TextRequest(RequestPart):
     logit_bias: dict[TokenId, Bias] | None = None
     user: str | None = None
 
-    @classmethod
-    def read(cls, content: Any) -> Self:
-        """Read a request. Raises InvalidParameter with the name of the field that does not fit, InputError for what is
-        no object."""
-        if not isinstance(content, dict):
-            raise InputError(f"the request must be an object, not {type(content).__name__}")
-        try:
-            request = cls.model_validate(content)
-        except ValidationError as error:
-            raise cls._explain(error) from None
-        request.refuse_unsupported()
-        return request
-
-    @classmethod
-    def _explain(cls, error: ValidationError) -> InvalidParameter:
-        """Explain the first problem; of a field that takes several types, that of the last."""
-        problems = error.errors(include_url=False, include_context=False)
-        problem = [each for each in problems if each["loc"][:1] == problems[0]["loc"][:1]][-1]
-        name = str(problem["loc"][0])[:40]
-        if problem["type"] == UNKNOWN and len(problem["loc"]) == 1:
-            known = ", ".join(sorted(cls.model_fields))
-            return InvalidParameter(name, f"unknown parameter {name!r}; this server knows {known}")
-        if problem["type"] == MISSING and len(problem["loc"]) == 1:
-            return InvalidParameter(name, f"{name!r} is missing")
-        if problem["type"] == UNKNOWN:
-            return InvalidParameter(name, f"{name!r} does not fit: unknown field {str(problem['loc'][-1])[:40]!r}")
-        return InvalidParameter(name, f"{name!r} does not fit: {problem['msg']}")
-
     def refuse_unsupported(self) -> None:
-        """Raise InvalidParameter for what this server does not do."""
         if self.stream_options is not None and not self.stream:
             raise InvalidParameter("stream_options", "'stream_options' are for streams alone. Set 'stream'")
 

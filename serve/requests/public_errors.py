@@ -2,9 +2,13 @@
 
 import logging
 
-from laconic.errors import LaconicError
+from laconic.errors import InputError, LaconicError
 
 log = logging.getLogger("laconic.serve")
+
+
+class ContextOverflow(InputError):
+    """A prompt and its answer are longer than the model's context."""
 
 
 def to_public_error(error: BaseException) -> LaconicError:
