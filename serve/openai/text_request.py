@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from laconic.errors import InputError
+from laconic.errors import InputError, SourceError
 from laconic.runtimes.generator import Sampling
 from serve.generation.text_writer import TextWriter, WrittenAnswer
 from serve.generation.written_choice import TextPiece
@@ -101,7 +101,7 @@ class TextRequest(RequestBody):
             prompts = self.encode_prompts(writer)
         except InvalidParameter:
             raise
-        except InputError as error:
+        except (InputError, SourceError) as error:
             raise InvalidParameter(self.prompt_field, str(error)) from None
         grammar = self.make_grammar(writer)
         return [(prompt, self._make_sampling(writer, prompt, grammar)) for prompt in prompts]

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from laconic.errors import InputError
-from laconic.runtimes.grammar import SPACE
 
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 """The schema of a function that takes nothing."""
+SEPARATORS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""How templates write JSON, by the filter `tojson`."""
 ANY_TEXT = "/(?s:.*)/"
 
 
@@ -133,7 +134,7 @@ def exclude(opening: str) -> str:
 
 def embed_schema(schema: Mapping[str, Any]) -> str:
     """Return the rule of JSON that matches a schema."""
-    return "%json " + json.dumps({**schema, "x-guidance": {"whitespace_pattern": SPACE}})
+    return "%json " + json.dumps({**schema, "x-guidance": SEPARATORS})
 
 
 def quote(text: str) -> str:
