@@ -15,7 +15,7 @@ DRY ?=
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
 	--max-worker-restart 0
 
-.PHONY: help install demo demo-chat test format bench gpu docs clean
+.PHONY: help install demo demo-chat test format bench gpu docs dist sbom clean
 
 help:           ## say what can be made
 	@sed -n 's/^\([a-z-]*\): .*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -56,5 +56,16 @@ gpu:            ## measure on an NVIDIA GPU, results in OUT=.gpu; DRY=1 tries th
 docs: $(STAMP)  ## the pages, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+dist: $(STAMP)  ## the wheel and the sdist of the last commit, in dist/
+	$(BIN)/python .ci/build_dist.py dist
+
+sbom:           ## what a server depends on, as CycloneDX: sbom.cdx.json
+	$(PYTHON) -m venv .venv-sbom/serve
+	.venv-sbom/serve/bin/python -m pip install --quiet -c constraints.txt '.[serve,cpu,generate]'
+	$(PYTHON) -m venv .venv-sbom/tool
+	.venv-sbom/tool/bin/python -m pip install --quiet cyclonedx-bom==7.5.0
+	.venv-sbom/tool/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file sbom.cdx.json \
+		.venv-sbom/serve/bin/python
+
 clean:          ## everything that was made, save the environment
-	rm -rf .demo .gpu site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .demo .gpu site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info .venv-sbom sbom.cdx.json
