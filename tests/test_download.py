@@ -142,6 +142,16 @@ def test_what_stalls_or_is_truncated_is_refused_in_time_and_leaves_nothing(
     assert not [path for path in cache.iterdir() if path.is_dir()]
 
 
+def test_a_server_whose_certificate_is_unknown_or_that_is_not_there_is_named(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("laconic.artifacts.download.PAUSE", 0.01)
+    with pytest.raises(ArtifactError, match=r"manifest.json cannot be downloaded: .*SSL"):
+        fetch_artifact(store[0].replace("http:", "https:"), sha256=None, timeout=5)
+    with pytest.raises(ArtifactError, match=r"manifest.json cannot be downloaded: .*Connect"):
+        fetch_artifact("http://127.0.0.1:9/twice.laconic", sha256="0" * 64, timeout=5)
+
+
 def test_a_download_that_breaks_off_is_tried_again(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     address, folder, notes = store
     monkeypatch.setattr("laconic.artifacts.download.PAUSE", 0.01)
@@ -160,6 +170,7 @@ def test_a_download_that_breaks_off_is_tried_again(store: Any, monkeypatch: pyte
         ("https://host/twice.laconic?token=1", {}, "without a query"),
         ("{folder}", {"sha256": "0" * 64}, "is another artifact than --sha256 says"),
         ("{folder}", {"sha256": {"other": "0" * 64}}, "--sha256 names 'other'"),
+        ("{folder}", {"sha256": "0" * 64, "models": "/tmp"}, "--sha256 has a digest without a name"),
     ],
 )
 def test_what_is_no_artifact_or_another_one_is_refused_with_exit_code_2(
@@ -168,6 +179,17 @@ def test_what_is_no_artifact_or_another_one_is_refused_with_exit_code_2(
     with pytest.raises(LaconicError, match=message) as caught:
         create_app([address.format(store=store[0], folder=store[1])], Settings(**settings))
     assert caught.value.exit_code == 2
+
+
+def test_a_digest_holds_for_versions_and_in_the_watched_folder(tmp_path: Path) -> None:
+    first, second = (write_artifact(tmp_path / "models/twice" / version, factor=float(version)) for version in "12")
+    with pytest.raises(CorruptArtifact, match=r"twice/2 is another artifact than --sha256 says"):
+        create_app([tmp_path / "models/twice"], Settings(sha256=digest(first)))
+    settings: Any = {"models": tmp_path / "models", "poll": 0.05}
+    with running(sha256={"twice": digest(second)}, **settings) as server:
+        assert server.app.repository.get("twice").version == "2"
+    with running(sha256={"twice": digest(first)}, **settings) as server:
+        assert server.app.repository.get("twice").version == "1"
 
 
 def test_a_file_system_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,22 +119,23 @@ class RemoteFolder:
         """Return what a call returns, tried several times. Raises ArtifactError."""
         reason = ""
         for attempt in range(TRIES):
-            time.sleep(attempt * PAUSE)
             try:
                 return run_watched(call, progress, self.timeout / TRIES)
             except (LaconicError, KeyboardInterrupt):
                 raise
-            except FileNotFoundError:
-                raise ArtifactError(
-                    f"{self.address} is no artifact: there is no {name}. Give the address of the folder that "
-                    f"holds manifest.json"
-                ) from None
             except PermissionError as error:
                 raise ArtifactError(f"{self.address}/{name} may not be read: {describe_error(error)}") from None
             except TimeoutError:
                 reason = f"no byte came within {self.timeout / TRIES:g} s"
+                continue
             except Exception as error:  # noqa: BLE001 - each file system has exceptions of its own
-                reason = describe_error(error)
+                if is_missing(error):
+                    raise ArtifactError(
+                        f"{self.address} is no artifact: there is no {name}. Give the address of the folder that "
+                        f"holds manifest.json"
+                    ) from None
+                reason = describe_error(error.__cause__ or error)
+            time.sleep((attempt + 1) * PAUSE)
         raise ArtifactError(f"{self.address}/{name} cannot be downloaded: {reason} ({TRIES} tries)")
 
     def _open(self) -> Any:
@@ -155,6 +156,14 @@ class RemoteFolder:
                 package = PACKAGES.get(scheme, "huggingface_hub")
                 raise MissingPackage(f"{scheme}:// needs the package {package}. Try: pip install {package}") from error
         return self._filesystem
+
+
+def is_missing(error: Exception) -> bool:
+    """Return whether an error says that there is no such file. Over HTTP fsspec raises FileNotFoundError whatever the
+    matter is, such as an unknown certificate, with what it was as the cause."""
+    cause = error.__cause__
+    is_absence = not isinstance(cause, OSError) and getattr(cause, "status", 404) == 404
+    return isinstance(error, FileNotFoundError) and is_absence
 
 
 def run_watched(call: Callable[[], T], progress: Callable[[], int], patience: float) -> T:

@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from laconic.artifacts.download import fetch_artifact, is_address
-from laconic.artifacts.manifest import MANIFEST, make_name
-from laconic.errors import CorruptArtifact, UsageError
-from laconic.hashing import digest_file
+from laconic.artifacts.manifest import make_name
+from laconic.errors import UsageError
 from laconic.registry import did_you_mean
 from serve.model_repository.versions import escape, explain_ambiguity
 from serve.settings.server_settings import Settings
@@ -20,8 +19,7 @@ def locate_artifacts(artifacts: Sequence[Path | str], settings: Settings) -> dic
     """Return the folders of artifacts by the names of their models; those at addresses are downloaded.
 
     artifacts: folders or addresses, each alone or as `NAME=ARTIFACT`. Raises UsageError for two of a name and for
-    settings that name others, before anything is downloaded; CorruptArtifact for one of another digest than the
-    settings say, and what `fetch_artifact` raises.
+    settings that name others, before anything is downloaded; and what `fetch_artifact` raises.
     """
     sources: dict[str, str] = {}
     for artifact in artifacts:
@@ -32,8 +30,14 @@ def locate_artifacts(artifacts: Sequence[Path | str], settings: Settings) -> dic
             raise UsageError(explain_ambiguity(name, (sources[name], source)))
         sources[name] = source
     check_required(sources, settings)
-    digests = name_digests(sources, settings.sha256 or {})
-    return {name: locate(source, digests.get(name), settings.download_timeout) for name, source in sources.items()}
+    check_digests(sources, settings)
+    timeout = settings.download_timeout
+    return {
+        name: fetch_artifact(source, sha256=settings.find_digest(name), timeout=timeout)
+        if is_address(source)
+        else Path(source)
+        for name, source in sources.items()
+    }
 
 
 def split_name(artifact: Path | str) -> tuple[str, str]:
@@ -54,21 +58,11 @@ def check_required(names: Mapping[str, str], settings: Settings) -> None:
         raise UsageError(f"--require names {missing[0]!r}, and no artifact of that name was given. {hint}")
 
 
-def name_digests(names: Mapping[str, str], digests: Mapping[str, str]) -> dict[str, str]:
-    """Return the digests by the names of models; one without a name belongs to the only model. Raises UsageError."""
-    if digests.keys() == {""} and len(names) == 1:
-        return {next(iter(names)): digests[""]}
-    if unknown := [name for name in digests if name not in names]:
-        hint = did_you_mean(unknown[0], names) if unknown[0] else "With several artifacts, write NAME=DIGEST."
+def check_digests(names: Mapping[str, str], settings: Settings) -> None:
+    """Raise UsageError for digests of artifacts that were not given; one without a name belongs to the only model."""
+    unknown = [name for name in settings.sha256 or () if name not in names]
+    if unknown == [""] and (len(names) != 1 or settings.models is not None):
+        raise UsageError("--sha256 has a digest without a name, and there are several models. Write NAME=DIGEST")
+    if unknown not in ([], [""]) and settings.models is None:
+        hint = did_you_mean(unknown[0], names)
         raise UsageError(f"--sha256 names {unknown[0]!r}, and no artifact of that name was given. {hint}")
-    return dict(digests)
-
-
-def locate(source: str, sha256: str | None, timeout: float) -> Path:
-    """Return the folder of an artifact: its own, or that of the copy in the cache."""
-    if is_address(source):
-        return fetch_artifact(source, sha256=sha256, timeout=timeout)
-    path = Path(source)
-    if sha256 is not None and (path / MANIFEST).is_file() and digest_file(path / MANIFEST).sha256 != sha256:
-        raise CorruptArtifact(f"{path} is another artifact than --sha256 says: the digest of its {MANIFEST} differs")
-    return path

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.manifest import MANIFEST
+from laconic.errors import CorruptArtifact
 from laconic.hashing import digest_file
 from serve.generation.generation_job import GenerationJob
 from serve.generation.generation_worker import GenerationWorker
@@ -48,8 +49,13 @@ def open_version(path: Path, settings: Settings, *, name: str, version: str) -> 
 
 
 def open_model(artifact: Artifact, settings: Settings, *, name: str, version: str) -> Model:
-    """Open a loaded artifact as a model of that name and version."""
+    """Open a loaded artifact as a model of that name and version. Raises CorruptArtifact unless its manifest has the
+    digest that the settings name, and what opening it raises."""
     digest = digest_file(artifact.path / MANIFEST).sha256
+    if settings.find_digest(name) not in (None, digest):
+        raise CorruptArtifact(
+            f"{artifact.path} is another artifact than --sha256 says: the digest of its {MANIFEST} is {digest}"
+        )
     with ExitStack() as stack:  # what is opened before an error is closed, or workers would live on
         backend = open_backend(artifact, settings, name, digest)
         stack.callback(backend.close)

@@ -213,3 +213,8 @@ class Settings(Strict):
         threads = (self.shares or {}).get(model) or self.threads or cores()
         executors = self.executors or min(threads, MAX_EXECUTORS)
         return executors, max(1, threads // executors)
+
+    def find_digest(self, model: str) -> str | None:
+        """Return the digest that the manifest of a model must have; None for any."""
+        digests = self.sha256 or {}
+        return digests.get(model, digests.get(""))
