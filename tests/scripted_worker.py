@@ -18,8 +18,8 @@ END = 1
 class ScriptedWorker:
     """Writes `write(prompt, choice)` token by token, with logprobs -0.25 and of likeliest tokens -0.5, -1.5 ....
 
-    requests: those that have come. cancelled: the choices that were ended from outside, by request. prompts are texts
-    here. Whatever else is asked of it, `worker` answers.
+    is_silent: whether nothing is written. requests: those that have come. cancelled: the choices that were ended from
+    outside, by request. prompts are texts here. Whatever else is asked of it, `worker` answers.
     """
 
     def __init__(self, writer: TextWriter, write: Callable[[str, int], str]) -> None:
@@ -28,6 +28,7 @@ class ScriptedWorker:
         self.write = write
         self.requests: list[GenerationRequest] = []
         self.cancelled: list[tuple[int, int | None]] = []
+        self.is_silent = False
         self._ids = itertools.count()
 
     def __getattr__(self, name: str) -> Any:
@@ -39,6 +40,8 @@ class ScriptedWorker:
         request = GenerationRequest(next(self._ids), prompt, sampling)
         self.requests.append(request)
         stream = TokenStream(request, lambda *ended: self.cancelled.append(ended), events)
+        if self.is_silent:
+            return stream
         text = self.tokenizer.decode(list(prompt), skip_special_tokens=False)
         scripts = [self._script(request, choice, self.write(text, choice)) for choice in range(sampling.n)]
         for step in itertools.zip_longest(*scripts):  # choices are written side by side

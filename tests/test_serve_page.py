@@ -10,10 +10,13 @@ from pathlib import Path
 import httpx
 import pytest
 from artifacts import PASSED, write_artifact
+from chat_models import open_chat_model
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
+from scripted_worker import scripted
 from served import (
     Running,
+    eventually,
     running,
     write_image_model,
     write_segmentation_model,
@@ -81,7 +84,8 @@ def is_own(url: str, server: Running) -> bool:
 
 
 def test_every_file_of_the_page_comes_with_a_policy_that_allows_this_server_alone(http: httpx.Client) -> None:
-    for path, kind in (("/", "html"), ("/page/page.css", "css"), ("/page/page.js", "javascript")):
+    scripts = (("/page/page.js", "javascript"), ("/page/chat.js", "javascript"))
+    for path, kind in (("/", "html"), ("/page/page.css", "css"), *scripts):
         answer = http.get(path)
         assert kind in answer.headers["content-type"]
         policy = answer.headers["content-security-policy"]
@@ -265,3 +269,40 @@ def test_the_page_says_when_the_server_is_gone(browser: Browser, tmp_path: Path)
             page.goto(server.url)
             expect(page.locator("section")).to_have_count(1)
         expect(page.get_by_role("alert")).to_have_text("The server does not answer.", timeout=20_000)
+
+
+def test_a_chat_is_streamed_goes_on_and_is_stopped_in_the_browser(browser: Browser, shared: Path) -> None:
+    pytest.importorskip("openvino_genai")
+    faults: list[str] = []
+    with running(open_chat_model(shared)[1], threads=1) as server, browser.new_context() as context:
+        page = context.new_page()
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.goto(server.url)
+        area, turns = page.get_by_label("Message"), page.get_by_label("Chat").locator("li")
+        with scripted(server, lambda prompt, _: f"I read {prompt.count('user')} <b>messages</b> 😀") as worker:
+            for number in (1, 2):
+                area.fill("Hello 漢字")
+                area.press("Enter")
+                expect(turns).to_have_count(2 * number)
+                expect(turns.last).to_have_text(f"I read {number} <b>messages</b> 😀")
+                expect(page.locator(".chat .time")).to_contain_text("tokens, the first after")
+            prompt = worker.tokenizer.decode(list(worker.requests[1].prompt), skip_special_tokens=False)
+            assert prompt.count("<|user|>Hello 漢字") == 2
+            assert "<|assistant|>I read 1 <b>messages</b> 😀" in prompt
+            page.get_by_role("button", name="New chat").click()
+            expect(turns).to_have_count(0)
+        with scripted(server, "...") as worker:
+            worker.is_silent = True
+            area.fill("Wait")
+            page.get_by_role("button", name="Send").click()
+            assert eventually(lambda: bool(worker.requests))
+            page.get_by_role("button", name="Stop").click()
+            expect(page.locator(".chat .time")).to_have_text("Stopped.")
+            assert eventually(lambda: worker.cancelled == [(0, None)])
+        area.fill("x" * 300)
+        page.get_by_role("button", name="Send").click()
+        expect(turns.last.locator(".error")).to_contain_text("context is 256 tokens")
+        for width in WIDTHS:
+            page.set_viewport_size({"width": width, "height": 800})
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert faults == []

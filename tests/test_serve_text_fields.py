@@ -1,6 +1,7 @@
 """The fields of requests for text over HTTP, with an engine that writes what the test says."""
 
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from chat_models import open_chat_model
 from pydantic import BaseModel
 from scripted_worker import scripted
-from served import Running, running
+from served import Running, eventually, running
 from tool_templates import ARGUMENTS, CALLS, TEMPLATES
 
 pytest.importorskip("openvino_genai")
@@ -81,6 +82,19 @@ def test_the_likeliest_tokens_of_a_text_are_dictionaries_with_the_token_itself(
     assert streamed == whole.top_logprobs
     assert alone is not None
     assert (alone.tokens, alone.top_logprobs) == (whole.tokens, None)
+
+
+def test_a_client_that_hangs_up_while_nothing_is_written_ends_its_request(server: Running) -> None:
+    body = json.dumps(HELLO | {"stream": True}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(body)}\r\n\r\n"
+    with scripted(server, "") as worker:
+        worker.is_silent = True
+        with socket.create_connection(("127.0.0.1", server.port)) as connection:
+            connection.sendall(head.encode() + body)
+            received = b""
+            while b"assistant" not in received:  # what is not read would reset the connection at its end
+                received += connection.recv(1 << 16)
+        assert eventually(lambda: worker.cancelled == [(0, None)])
 
 
 TOOLS: list[Any] = [

@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from laconic.errors import INTERRUPTS, LaconicError, NotReady
-from serve.asgi.wire import Answer, ClientGone, Receive, Scope, Send, WhileConnected, to_json
+from serve.asgi.wire import CONNECTION, Answer, ClientGone, Receive, Scope, Send, WhileConnected, to_json
 from serve.requests.public_errors import to_public_error
 
 EVENTS = b"text/event-stream; charset=utf-8"
 UNBUFFERED = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 """Headers by which proxies pass on each event as it comes."""
+COMMENT = b":\n\n"
+"""An event that clients skip."""
+PROBE = 0.25
+"""Seconds between two looks at whether a client that sends nothing more still reads."""
 STOPPING = "the server stopped before this answer was whole. Try another replica"
 
 
@@ -34,6 +38,7 @@ class EventStream(Answer):
     async def send(self, send: Send) -> None:
         """Write the events to the connection until they end, or the client hangs up."""
         failure: BaseException | None = None
+        probing = asyncio.ensure_future(self._probe(send))
         try:
             async with WhileConnected(self.scope, self.receive), aclosing(self.events) as events:
                 headers = [(b"content-type", self.content_type), *UNBUFFERED, *self.headers]
@@ -51,8 +56,18 @@ class EventStream(Answer):
             failure = NotReady(STOPPING) if isinstance(error, asyncio.CancelledError) else error
             await send_piece(send, b"data: " + to_json(self.describe_error(to_public_error(failure))) + b"\n\n")
         finally:
+            probing.cancel()
             self.end(failure)
         await send({"type": "http.response.body", "body": b""})
+
+    async def _probe(self, send: Send) -> None:
+        """Send comments, while no event comes, to a client that sends nothing more: whether it has hung up shows only
+        when something is sent to it."""
+        connection: Any = self.scope.get(CONNECTION)
+        while connection is not None:
+            await asyncio.sleep(PROBE)
+            if connection.half_closed and not connection.transport.is_closing():
+                await send_piece(send, COMMENT)
 
 
 async def send_piece(send: Send, piece: bytes) -> None:

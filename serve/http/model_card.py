@@ -14,7 +14,7 @@ LONGEST_SAMPLE = 20_000
 
 
 def describe_model(model: Model) -> dict[str, Any]:
-    """Describe a model: its signature, engine, verdict, and the form to try it with."""
+    """Describe a model: its signature, engine, verdict, the form to try it with, and whether it writes, and chats."""
     return {
         "name": model.name,
         "task": model.task.name,
@@ -25,6 +25,8 @@ def describe_model(model: Model) -> dict[str, Any]:
         "size": format_bytes(model.artifact.size),
         "verdict": describe_verdict(model.verdict, str(model.task.metric)),
         "form": describe_form(model),
+        "writes": model.writer is not None,
+        "chat": model.writer is not None and model.writer.chat is not None,
         "report": (model.artifact.path / REPORT).is_file(),
     }
 

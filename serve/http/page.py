@@ -20,6 +20,7 @@ FILES = (
     ("/", "index.html", "text/html"),
     ("/page/page.css", "page.css", "text/css"),
     ("/page/page.js", "page.js", "text/javascript"),
+    ("/page/chat.js", "chat.js", "text/javascript"),
 )
 """The page's own files, with their paths and content types."""
 POLICY = (

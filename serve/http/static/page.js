@@ -52,6 +52,7 @@ function showModel(model) {
     row.append(make("td", `${kind} ${tensor.name}`), make("td", tensor.datatype), make("td", shape));
     card.querySelector("tbody").append(row);
   }
+  if (model.writes) addChat(card, model);
   addForm(card, model);
   document.getElementById("models").append(card);
   return { card, history: [], live: addActivity(card) };
@@ -120,11 +121,11 @@ async function watch(views) {
 // The form: a text, texts by name, a file, or arrays in JSON
 
 function addForm(card, model) {
-  const form = card.querySelector("form"), fields = card.querySelector(".fields"), { field, accept, example } = model.form;
+  const form = card.querySelector("form.try"), fields = card.querySelector(".fields"), { field, accept, example } = model.form;
   const read = accept ? addFile(fields, model) : addSample(fields, field, example, model.name);
   form.addEventListener("submit", async event => {
     event.preventDefault();
-    const box = card.querySelector(".answer"), time = card.querySelector(".time"), button = form.querySelector("button");
+    const box = card.querySelector(".answer"), time = form.querySelector(".time"), button = form.querySelector("button");
     let body;
     try { body = read(); } catch (error) { return showError(box, "This is no JSON: " + error.message); }
     if (!body) return showError(box, "Choose a file first.");
