@@ -27,7 +27,7 @@ from laconic.runtimes.generator import GenerationRequest, Sampling, TokenEvent
 pytest.importorskip("openvino_genai")
 pytest.importorskip("llguidance")
 from laconic.runtimes.grammar import grammar_of_schema
-from laconic.runtimes.openvino_decoder import OpenVinoDecoder
+from laconic.runtimes.openvino_decoder import COPIES, OpenVinoDecoder
 
 VOCABULARY, SPACE = 40, 128
 CACHE = 1 << 20
@@ -110,7 +110,7 @@ def chat(shared: Path) -> tuple[Any, Path]:
 def generator(chat: tuple[Any, Path]) -> Iterator[OpenVinoDecoder]:
     path = chat[1]
     with OpenVinoDecoder(
-        path / "model.onnx", context=CONTEXT, cache_bytes=4 << 20, tokenizer=path / "tokenizer.json"
+        path / "model.onnx", context=CONTEXT, cache_bytes=8 << 20, tokenizer=path / "tokenizer.json"
     ) as generator:
         yield generator
 
@@ -206,7 +206,7 @@ def test_what_is_no_grammar_costs_its_own_request_alone(generator: OpenVinoDecod
 
 def test_requests_wait_until_all_rows_fit_at_their_longest(chat: tuple[Any, Path]) -> None:
     """Short rows beside a long one are padded to its length, which the sum of their lengths does not tell."""
-    block = 3 * 32 * 2 * 2 * 2 * 16 * 4
+    block = COPIES * 32 * 2 * 2 * 2 * 16 * 4
     with OpenVinoDecoder(chat[1] / "model.onnx", context=CONTEXT, cache_bytes=8 * block) as generator:
         assert generator.ledger.total == 8
         generator.add(GenerationRequest(1, (3,) * 100, Sampling(28)))

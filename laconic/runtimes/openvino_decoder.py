@@ -22,8 +22,9 @@ from laconic.runtimes.token_chooser import TokenChooser, check_sampling
 
 BLOCK_TOKENS = 32
 """Tokens of a block: of the ledger alone, as the cache has none."""
-COPIES = 3
-"""How many times the cache is in memory at most: each step writes it anew, and so does what joins the batch."""
+COPIES = 4
+"""How many times the cache is in memory: each step writes it anew, with room to grow; the engine keeps a copy of its
+own; and rows join (SmolLM2-135M, 8 rows of 490 tokens: 3.2 times, and 4.8 for a moment)."""
 PIECE = 256
 """Tokens of prompts that are read in a step, so that the other choices go on meanwhile."""
 LEAST_COST = 32
@@ -237,12 +238,8 @@ class OpenVinoDecoder(Generator):
             return
         staying = (JoiningRow(row, self._past, place) for place, row in enumerate(self._rows))
         batch = [each for each in (*staying, *self._joining) if not each.row.is_done]
-        width = max((each.row.length for each in batch), default=0)
-        past = decoder.rows.make_past(len(batch), width)
-        for place, each in enumerate(batch):
-            for array, source in zip(past, each.past, strict=True):
-                array[place, :, width - each.row.length :] = source[each.place, :, source.shape[2] - each.row.length :]
-        self._rows, self._past, self._joining = [each.row for each in batch], past, []
+        self._past = decoder.rows.arrange([(each.past, each.place, each.row.length) for each in batch])
+        self._rows, self._joining = [each.row for each in batch], []
 
 
 def begin_opening(model: Path, context: int, threads: int, compute: Compute) -> "Future[OpenDecoder]":
