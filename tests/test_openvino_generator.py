@@ -25,6 +25,7 @@ from laconic.recipes.recipe import Recipe
 from laconic.runtimes.generator import GenerationRequest, Sampling
 from serve.generation.generation_job import GenerationJob
 from serve.generation.generation_worker import GenerationWorker
+from serve.generation.token_stream import TokenEvents, read_event
 
 pytest.importorskip("openvino_genai")
 pytest.importorskip("llguidance")
@@ -130,11 +131,12 @@ def test_a_worker_writes_by_a_schema_beside_others(artifact: Path) -> None:
     worker = GenerationWorker.open(job, watchdog=30, crashes=1, most_waiting=8)
 
     async def write(sampling: Sampling) -> tuple[list[int], list[Any]]:
-        stream = await worker.begin((3, 80), sampling, 60)
+        events: TokenEvents = asyncio.Queue()
+        await worker.begin((3, 80), sampling, 60, events)
         tokens: list[int] = []
         likeliest: list[Any] = []
         while True:
-            event = await stream.read()
+            event = read_event(await events.get())
             tokens += event.token_ids
             likeliest += event.top_logprobs
             if event.finish_reason is not None:
@@ -172,7 +174,7 @@ def test_a_model_with_a_window_and_caps_is_served(tmp_path: Path) -> None:
     with running(path, threads=1, kv_cache=1 << 20) as server, server.client() as client:
         request = {"model": "windows", "prompt": prompt, "max_tokens": 12, "temperature": 0}
         answer = client.post("/v1/completions", json=request, timeout=60).json()
-        task = server.app.repository.get("windows").artifact.task()
+        task: Any = server.app.repository.get("windows").artifact.task()
     tokens = [token for token in written[0, len(prompt) :].tolist() if token != 3]
     assert answer["usage"]["completion_tokens"] == len(written[0]) - len(prompt)
     assert answer["choices"][0]["text"].strip() == task.tokenizer.decode(tokens).strip()
