@@ -72,17 +72,17 @@ def mix_down(waveform: Array, rate: int, target: int) -> Array:
     return mono if rate == target else np.asarray(soxr.resample(mono, rate, target))
 
 
-def read_audio(source: bytes | Path) -> tuple[Array, int]:
+def read_audio(source: bytes | Path, longest: float = MAX_SECONDS) -> tuple[Array, int]:
     """Decode a WAV, FLAC, OGG or MP3 file: the waveform [samples, channels] float32, from -1 to 1, and its rate in Hz.
 
-    Raises InputError for anything else, and for a recording of more than MAX_SECONDS or MAX_VALUES.
+    Raises InputError for anything else, and for a recording of more than `longest` seconds or MAX_VALUES.
     """
     name = source.name if isinstance(source, Path) else "the upload"
     try:
         with soundfile.SoundFile(io.BytesIO(source) if isinstance(source, bytes) else source) as file:
             check_rate(file.samplerate)
-            most = round(MAX_SECONDS * file.samplerate)
-            check_length(file.frames / file.samplerate)
+            most = round(min(longest * file.samplerate, MAX_VALUES + 1))
+            check_length(file.frames / file.samplerate, longest)
             if min(file.frames, most) * file.channels > MAX_VALUES:
                 raise InputError(
                     f"{name} holds {file.frames * file.channels:,} values in {file.channels} channels, more than "

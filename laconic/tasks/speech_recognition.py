@@ -17,6 +17,7 @@ from laconic.tasks.audio_preprocess import AudioPreprocess
 from laconic.tasks.ctc_vocabulary import CtcVocabulary
 from laconic.tasks.null_answers import SURE, make_null_logits, shuffle_rows
 from laconic.tasks.preprocessing import Preprocessing
+from laconic.tasks.recording_parts import TranscribedRecording
 from laconic.tasks.row_parsing import LABEL
 from laconic.tasks.token_positions import find_filled, overlap_positions
 from laconic.tasks.tolerance import Tolerance
@@ -29,9 +30,11 @@ FRAMES = "logits_1"
 """The axis of frames in the output, as the signature of a module names it."""
 TEXT = "text"
 """The column of what is said, in place of a label."""
+LONGEST_PART = 30.0
+"""Seconds of the parts in which longer recordings are read: attention takes time with the square of them."""
 
 
-class SpeechRecognition(AudioTask):
+class SpeechRecognition(TranscribedRecording, AudioTask):
     """Fidelity is the overlap of the two distributions of characters over the frames of a recording, less the blank
     between characters. The metric is 1 minus the word error rate, which counts wrong, missing and added words per word
     of the text."""
@@ -83,6 +86,10 @@ class SpeechRecognition(AudioTask):
         text = " ".join(value.split())
         self.characters.encode(text)
         return text.lower() if self.characters.upper else text
+
+    @property
+    def longest_part(self) -> float:
+        return LONGEST_PART
 
     def decode(self, outputs: Arrays, samples: Sequence[Any]) -> list[Any]:
         return [{"text": text} for text in self.write(first(outputs))]

@@ -13,11 +13,12 @@ from laconic.arrays import Array, Arrays
 from laconic.errors import CorruptArtifact, DataError, InputError
 from laconic.metrics import Scorer, make_word_scorer
 from laconic.tasks.assets import PREPROCESS, TOKENIZER, VOCABULARY, read_asset, to_json
-from laconic.tasks.audio import RecordingTask, check_finite, check_shortest, make_tone
+from laconic.tasks.audio import check_finite, check_shortest, make_tone
 from laconic.tasks.audio_preprocess import LogMelPreprocess, check_length
 from laconic.tasks.decoder_tensors import PAST, TARGET, TARGET_INPUTS, TOKENS, describe_target
 from laconic.tasks.generation_settings import GenerationSettings
 from laconic.tasks.preprocessing import Preprocessing
+from laconic.tasks.recording_parts import TranscribedRecording
 from laconic.tasks.row_parsing import LABEL, Targeted
 from laconic.tasks.text import TextTask, count_ids
 from laconic.tasks.written_text import WrittenText
@@ -34,7 +35,7 @@ TIMESTAMP = re.compile(r"<\|\d+\.\d+\|>")
 """A token of Whisper that tells a time in the recording; no special one."""
 
 
-class SpeechToText(WrittenText, RecordingTask):
+class SpeechToText(WrittenText, TranscribedRecording):
     """A sample is a log-mel spectrogram, [bands, frames] float32, or one with its target; all have the same length.
 
     The metric is 1 minus the word error rate of the likeliest tokens, each behind the target's own earlier ones.
@@ -148,6 +149,10 @@ class SpeechToText(WrittenText, RecordingTask):
         check_length(seconds, self.preprocess.chunk_length)
         check_shortest(seconds, self.preprocess.n_fft / self.preprocess.sampling_rate)
         return self.preprocess.apply(waveform, rate)
+
+    @property
+    def longest_part(self) -> float:
+        return self.preprocess.chunk_length
 
     def has_target(self, sample: Any) -> bool:
         return isinstance(sample, Targeted)

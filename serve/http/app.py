@@ -17,6 +17,7 @@ from serve.http.infer import Infer
 from serve.http.prometheus import Metrics
 from serve.http.rerank import Rerank
 from serve.http.task_endpoint import Predict
+from serve.http.transcribe import Transcribe
 from serve.model_repository.artifact_sources import locate_artifacts
 from serve.model_repository.loader import open_models
 from serve.model_repository.repository import Repository
@@ -26,7 +27,7 @@ from serve.requests.memory_budget import MemoryBudget
 from serve.security.access import Access
 from serve.settings.server_settings import Settings
 
-ENDPOINTS = (Infer, Predict, Embed, Rerank, ChatCompletions, Completions, Generate, GenerateStream)
+ENDPOINTS = (Infer, Predict, Embed, Rerank, Transcribe, ChatCompletions, Completions, Generate, GenerateStream)
 """What bypasses FastAPI."""
 
 

@@ -96,7 +96,15 @@ def choose_samples(content: Any, model: Model) -> list[Any]:
 
 
 async def read_form(body: bytes, content_type: bytes, key: str) -> list[Any]:
-    """Read the values of the task's key in a form: files as bytes, fields as text. Raises InputError."""
+    """Read the values of the task's key in a form. Raises InputError."""
+    fields = await read_fields(body, content_type)
+    if key not in fields:
+        raise InputError(f"the form has no {key!r}, only {sorted(fields)}. Try: curl -F {key}=@FILE")
+    return fields[key]
+
+
+async def read_fields(body: bytes, content_type: bytes) -> dict[str, list[Any]]:
+    """Read the fields of a form by name: files as bytes, others as text. Raises InputError."""
 
     async def stream() -> AsyncGenerator[bytes, None]:
         for start in range(0, len(body), PARSED):
@@ -107,11 +115,11 @@ async def read_form(body: bytes, content_type: bytes, key: str) -> list[Any]:
     parser = InMemoryParser(headers, stream(), max_files=MAX_FILES, max_part_size=MIB)
     try:
         form = await parser.parse()
-        samples = [await value.read() if isinstance(value, UploadFile) else value for value in form.getlist(key)]
+        fields: dict[str, list[Any]] = {}
+        for name, value in form.multi_items():
+            fields.setdefault(name, []).append(await value.read() if isinstance(value, UploadFile) else value)
+        return fields
     except (MultiPartException, KeyError) as error:
         raise InputError(f"the form does not read: {getattr(error, 'message', error)}") from None
     finally:
         parser.close()
-    if not samples:
-        raise InputError(f"the form has no {key!r}, only {sorted(set(form))}. Try: curl -F {key}=@FILE")
-    return samples

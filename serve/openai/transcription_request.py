@@ -1,0 +1,78 @@
+"""Requests of `POST /v1/audio/transcriptions`, a form with a recording; and the formats of their answers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import Field
+
+from serve.openai.openai_shape import InvalidParameter
+from serve.openai.request_body import RequestBody
+
+Format = Literal["json", "text", "srt", "verbose_json", "vtt"]
+
+
+class TranscriptionRequest(RequestBody):
+    """A recording to write down. file: its bytes. Fields of a form are texts."""
+
+    file: bytes = Field(min_length=1)
+    response_format: Format = "json"
+    timestamp_granularities: list[Literal["segment"]] | None = Field(None, alias="timestamp_granularities[]")
+    temperature: str | None = None
+    stream: str | None = None
+    language: str | None = None
+    prompt: str | None = None
+
+    def refuse_unsupported(self) -> None:
+        if self.temperature and self.temperature.strip("0") not in ("", "."):
+            raise InvalidParameter("temperature", "'temperature' must be 0: the likeliest text is written")
+        if self.stream not in (None, "", "false", "False"):
+            raise InvalidParameter("stream", "'stream' is not supported: the text is written as a whole")
+        if self.language:
+            raise InvalidParameter(
+                "language", "'language' is not supported: it is that of the model, or found by it. Leave it out"
+            )
+        if self.prompt:
+            raise InvalidParameter("prompt", "'prompt' is not supported. Leave it out")
+        if self.timestamp_granularities and self.response_format != "verbose_json":
+            raise InvalidParameter(
+                "timestamp_granularities[]", "'timestamp_granularities[]' needs response_format=verbose_json"
+            )
+
+
+@dataclass(frozen=True)
+class Segment:
+    """What is said in a part of a recording. start, end: in seconds."""
+
+    start: float
+    end: float
+    text: str
+
+
+def format_segments(segments: Sequence[Segment], kind: Format) -> dict[str, Any] | str:
+    """Format what was written down: an object, or a text."""
+    text = " ".join(segment.text for segment in segments if segment.text)
+    if kind == "json":
+        return {"text": text}
+    if kind == "text":
+        return f"{text}\n"
+    if kind == "verbose_json":
+        parts = [
+            {"id": index, "start": round(each.start, 3), "end": round(each.end, 3), "text": each.text}
+            for index, each in enumerate(segments)
+        ]
+        duration = round(segments[-1].end, 3) if segments else 0.0
+        return {"task": "transcribe", "duration": duration, "text": text, "segments": parts}
+    mark = "," if kind == "srt" else "."
+    cues = [
+        f"{index}\n{format_time(each.start, mark)} --> {format_time(each.end, mark)}\n{each.text}\n"
+        for index, each in enumerate(segments, 1)
+    ]
+    return "\n".join((["WEBVTT\n"] if kind == "vtt" else []) + cues)
+
+
+def format_time(seconds: float, mark: str) -> str:
+    """Format a time of subtitles, as 00:01:02,345. mark: in front of the milliseconds."""
+    whole, thousandths = divmod(round(seconds * 1000), 1000)
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{rest:02}{mark}{thousandths:03}"

@@ -1,0 +1,184 @@
+"""Recordings of any length are divided where they are quiet, and written down part by part, by OpenAI's own client."""
+
+import io
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import httpx
+import models
+import numpy as np
+import openai
+import pytest
+import soundfile
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from served import Running, running
+
+from compress.pipeline import compress
+from laconic.arrays import Array
+from laconic.artifacts.artifact import Artifact
+from laconic.cache import Cache
+from laconic.errors import InputError
+from laconic.progress import Steps
+from laconic.recipes.recipe import Recipe
+from laconic.tasks.audio import make_tone
+from laconic.tasks.recording_parts import TranscribedRecording, find_cuts
+from serve.openai.transcription_request import Segment, format_segments
+
+RATE = 16_000
+
+
+def encode(waveform: Array, rate: int = RATE) -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, waveform, rate, format="WAV")
+    return file.getvalue()
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 4000), st.sampled_from([20, 100, 333]), st.floats(1.0, 5.0), st.integers(0, 9))
+def test_parts_are_no_longer_than_the_model_takes_and_of_about_one_length(
+    length: int, rate: int, longest: float, seed: int
+) -> None:
+    waveform = np.random.default_rng(seed).standard_normal(length).astype(np.float32)
+    bounds = [0, *find_cuts(waveform, rate, longest), length]
+    sizes = [end - start for start, end in pairwise(bounds)]
+    assert all(0 <= size <= longest * rate for size in sizes)
+    assert len(sizes) <= 1 or min(sizes) >= 0.3 * longest * rate
+    assert len(sizes) <= 1 + 2 * length / (longest * rate)
+
+
+def test_a_recording_is_cut_where_it_is_quiet() -> None:
+    waveform = make_tone(np.random.default_rng(0), 10 * RATE, RATE) + 0.1
+    for pause in (2.7, 5.2, 7.6):
+        waveform[round(pause * RATE) : round((pause + 0.2) * RATE)] = 0
+    cuts = [cut / RATE for cut in find_cuts(waveform, RATE, 3)]
+    assert len(cuts) == 3
+    assert all(start < cut < start + 0.2 for cut, start in zip(cuts, (2.7, 5.2, 7.6), strict=True))
+
+
+@pytest.fixture(scope="module")
+def whisper(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """Random weights, for recordings of up to a second."""
+    folder = tmp_path_factory.mktemp("whisper")
+    source = models.save_whisper(folder / "source")
+    recipe = Recipe.parse({"source": str(source), "stages": [], "engine_only": "onnxruntime"})
+    return compress(recipe, folder / "whisper.laconic", steps=Steps(quiet=True), cache=Cache(folder / "cache")).artifact
+
+
+@pytest.fixture(scope="module")
+def server(whisper: Artifact) -> Iterator[Running]:
+    with running(whisper.path) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: Running) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def recording() -> bytes:
+    rng = np.random.default_rng(0)
+    mono = np.concatenate([make_tone(rng, RATE // 2, RATE) for _ in range(7)])
+    return encode(np.stack([mono, mono], axis=1))
+
+
+def test_parts_are_answered_as_each_of_them_alone(
+    client: openai.OpenAI, server: Running, whisper: Artifact, recording: bytes
+) -> None:
+    task = whisper.task()
+    assert isinstance(task, TranscribedRecording)
+    parts = task.divide_recording(recording)
+    assert len(parts) >= 4
+    assert (parts[0].start, parts[-1].end) == (0, 3.5)
+    with server.client() as http:
+        samples = [{**part.sample, "array": part.sample["array"].tolist()} for part in parts]
+        answers = http.post("/v1/models/whisper/predict", json={"audio": samples}).json()["answers"]
+    texts = [answer["text"] for answer in answers]
+    assert any(texts)
+    joined = " ".join(text for text in texts if text)
+    file = ("speech.wav", recording)
+    assert client.audio.transcriptions.create(model="whisper", file=file).text == joined
+    whole = client.audio.transcriptions.create(
+        model="whisper", file=file, response_format="verbose_json", timestamp_granularities=["segment"]
+    )
+    assert whole.text == joined
+    assert whole.segments is not None
+    assert [each.text for each in whole.segments] == texts
+    assert [each.start for each in whole.segments] == pytest.approx([part.start for part in parts], abs=1e-3)
+    assert float(whole.duration) == 3.5
+    kinds: Any = ("text", "srt", "vtt")
+    plain, srt, vtt = (
+        str(client.audio.transcriptions.create(model="whisper", file=file, response_format=kind)) for kind in kinds
+    )
+    assert plain.strip() == joined
+    assert "00:00:00,000 --> " in srt
+    assert vtt.startswith("WEBVTT\n")
+
+
+def test_a_short_recording_is_one_part(client: openai.OpenAI, server: Running) -> None:
+    file = encode(make_tone(np.random.default_rng(1), RATE // 2, RATE))
+    with server.client() as http:
+        (answer,) = http.post("/v1/models/whisper/predict", files={"audio": file}).json()["answers"]
+    assert client.audio.transcriptions.create(model="whisper", file=("a.wav", file)).text == answer["text"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "told", "parameter"),
+    [
+        ({"language": "en"}, "'language' is not supported", "language"),
+        ({"prompt": "x"}, "'prompt' is not supported", "prompt"),
+        ({"temperature": "0.7"}, "'temperature' must be 0", "temperature"),
+        ({"stream": "true"}, "'stream' is not supported", "stream"),
+        ({"response_format": "xml"}, "'response_format' does not fit", "response_format"),
+        ({"timestamp_granularities[]": "segment"}, "needs response_format=verbose_json", "timestamp_granularities[]"),
+        ({"timestamp_granularities[]": "word"}, "does not fit", "timestamp_granularities[]"),
+        ({"beam": "3"}, "unknown parameter 'beam'", "beam"),
+        ({"file": "no file"}, "'file' does not fit", "file"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_its_name(
+    server: Running, recording: bytes, fields: dict[str, str], told: str, parameter: str
+) -> None:
+    files = {} if "file" in fields else {"file": ("a.wav", recording)}
+    body = {"model": (None, "whisper"), **{name: (None, value) for name, value in fields.items()}, **files}
+    answer = post(server, body)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert told in error["message"]
+    assert error["param"] == parameter
+
+
+def test_what_is_no_recording_or_no_form_is_refused_in_one_sentence(server: Running, recording: bytes) -> None:
+    for file, told in ((b"RIFF", "not an audio file"), (encode(np.zeros(5)), "expected at least"), (b"", "'file'")):
+        answer = post(server, {"model": (None, "whisper"), "file": ("a.wav", file)})
+        assert answer.status_code == 400, answer.text
+        assert told in answer.json()["error"]["message"]
+    with server.client() as http:
+        assert http.post("/v1/audio/transcriptions", json={"model": "whisper"}).status_code == 400
+    assert post(server, {"file": ("a.wav", recording)}).json()["error"]["param"] == "model"
+    missing = post(server, {"model": (None, "other"), "file": ("a.wav", recording)})
+    assert missing.status_code == 404
+    assert missing.json()["error"]["code"] == "model_not_found"
+
+
+def post(server: Running, body: dict[str, Any]) -> httpx.Response:
+    with server.client() as http:
+        return http.post("/v1/audio/transcriptions", files=body)
+
+
+def test_subtitles_have_times_in_hours() -> None:
+    segments = [Segment(0.0, 1.5, "one"), Segment(3661.0005, 3662.25, "two")]
+    assert format_segments(segments, "srt") == (
+        "1\n00:00:00,000 --> 00:00:01,500\none\n\n2\n01:01:01,000 --> 01:01:02,250\ntwo\n"
+    )
+    assert format_segments([], "json") == {"text": ""}
+
+
+def test_a_recording_that_would_not_fit_in_memory_is_refused(whisper: Artifact) -> None:
+    task = whisper.task()
+    assert isinstance(task, TranscribedRecording)
+    with pytest.raises(InputError, match="more than 24,000,000"):
+        task.divide_recording(encode(np.zeros(24_000_100, np.int16)))
