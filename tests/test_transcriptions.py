@@ -158,6 +158,8 @@ def test_what_is_no_recording_or_no_form_is_refused_in_one_sentence(server: Runn
         assert told in answer.json()["error"]["message"]
     with server.client() as http:
         assert http.post("/v1/audio/transcriptions", json={"model": "whisper"}).status_code == 400
+        described = http.get("/openapi.json").json()["paths"]["/v1/audio/transcriptions"]["post"]
+        assert set(described["requestBody"]["content"]) == {"multipart/form-data"}
     assert post(server, {"file": ("a.wav", recording)}).json()["error"]["param"] == "model"
     missing = post(server, {"model": (None, "other"), "file": ("a.wav", recording)})
     assert missing.status_code == 404

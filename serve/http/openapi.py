@@ -16,6 +16,7 @@ from serve.http.operation_schema import (
     describe_predict,
     describe_rerank,
     describe_text,
+    describe_transcription,
     make_object,
 )
 from serve.model_repository.model import Model
@@ -23,6 +24,7 @@ from serve.model_repository.repository import Repository
 from serve.openai.chat_request import ChatRequest
 from serve.openai.completion_request import CompletionRequest
 from serve.openai.rerank_request import RerankRequest
+from serve.openai.transcription_request import TranscribingTask
 
 NULLABLE = {"type": ["string", "null"]}
 ERROR = make_object({"error": STRING})
@@ -110,6 +112,8 @@ def describe_models(models: list[Model]) -> Iterator[tuple[str, dict[str, Any]]]
         yield "/v1/embeddings", with_errors(describe_embeddings(embedding), "OpenAI")
     if ranking := [model for model in newest.values() if model.task.ranks]:
         yield "/v1/rerank", with_errors(describe_rerank(ranking), "OpenAI")
+    if transcribing := [model for model in newest.values() if isinstance(model.task, TranscribingTask)]:
+        yield "/v1/audio/transcriptions", with_errors(describe_transcription(transcribing), "OpenAI")
     if writing := [model for model in newest.values() if model.writer is not None]:
         chat = {"messages": [{"role": "user", "content": "Hello."}]}
         yield (

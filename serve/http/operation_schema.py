@@ -11,6 +11,7 @@ from serve.openai.completion_request import CompletionRequest
 from serve.openai.generate_request import PARAMETERS as PARAMETERS_OF_TEXT
 from serve.openai.rerank_request import RerankRequest
 from serve.openai.text_request import TextRequest
+from serve.openai.transcription_request import TranscriptionRequest
 from serve.protocol.infer_request import describe_tensor
 
 Schema = dict[str, Any]
@@ -143,6 +144,21 @@ def describe_rerank(models: Sequence[Model]) -> Schema:
         {"application/json": {"schema": schema}},
         "The results, best first.",
         {"application/json": {"schema": make_object(fields)}},
+    )
+
+
+def describe_transcription(models: Sequence[Model]) -> Schema:
+    """Describe what is said in a recording. models: those that write it down."""
+    schema = TranscriptionRequest.model_json_schema()
+    schema["properties"] |= {"model": make_choice([model.name for model in models]), "file": BINARY}
+    return describe_operation(
+        "openai",
+        "Transcribe",
+        "transcribe",
+        "What is said in a recording of any length, which is divided where it is quiet.",
+        {"multipart/form-data": {"schema": schema}},
+        "The text, with the times of the parts where the format has them.",
+        {"application/json": {"schema": make_object({"text": STRING}, additionalProperties=True)}, "text/plain": {}},
     )
 
 

@@ -2,8 +2,7 @@
 
 import re
 import time
-from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from serve.asgi.body import read_body
 from serve.asgi.wire import Answer, Receive, Scope, WhileConnected, to_json
@@ -11,35 +10,11 @@ from serve.http.endpoint import Endpoint, read_timeout
 from serve.http.task_endpoint import read_fields
 from serve.model_repository.model import Model
 from serve.openai.openai_shape import InvalidParameter, to_openai_answer
-from serve.openai.transcription_request import Segment, TranscriptionRequest, format_segments
+from serve.openai.transcription_request import Segment, TranscribingTask, TranscriptionRequest, format_segments
 from serve.requests.memory_budget import Reservation
 from serve.requests.offload import offload
 
 TEXT = b"text/plain; charset=utf-8"
-
-
-class DividedPart(Protocol):
-    """A part of a recording."""
-
-    @property
-    def start(self) -> float:
-        """Seconds from the beginning of the recording."""
-
-    @property
-    def end(self) -> float:
-        """Seconds from the beginning of the recording."""
-
-    @property
-    def sample(self) -> Any:
-        """The part, as the task takes it."""
-
-
-@runtime_checkable
-class TranscribingTask(Protocol):
-    """What is asked of the task of a model that writes down what is said."""
-
-    def divide_recording(self, file: bytes) -> Sequence[DividedPart]:
-        """Divide a recording into parts that the model takes. Raises InputError."""
 
 
 class Transcribe(Endpoint):

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from pydantic import Field
 
@@ -10,6 +10,30 @@ from serve.openai.openai_shape import InvalidParameter
 from serve.openai.request_body import RequestBody
 
 Format = Literal["json", "text", "srt", "verbose_json", "vtt"]
+
+
+class DividedPart(Protocol):
+    """A part of a recording."""
+
+    @property
+    def start(self) -> float:
+        """Seconds from the beginning of the recording."""
+
+    @property
+    def end(self) -> float:
+        """Seconds from the beginning of the recording."""
+
+    @property
+    def sample(self) -> Any:
+        """The part, as the task takes it."""
+
+
+@runtime_checkable
+class TranscribingTask(Protocol):
+    """What is asked of the task of a model that writes down what is said."""
+
+    def divide_recording(self, file: bytes) -> Sequence[DividedPart]:
+        """Divide a recording into parts that the model takes. Raises InputError."""
 
 
 class TranscriptionRequest(RequestBody):
