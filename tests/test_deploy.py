@@ -4,15 +4,12 @@ import json
 import math
 import os
 import re
+import runpy
 import shutil
-import signal
-import ssl
 import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from copy import deepcopy
 from itertools import count
 from pathlib import Path
@@ -270,74 +267,13 @@ def test_compose_names_only_files_that_are_there_or_made_by_the_script_and_publi
     )
 
 
-SERVERS = 3
-
-
-def test_behind_nginx_no_request_fails_while_servers_freeze_stop_and_die(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fault", ["frozen", "restarted"])
+def test_behind_nginx_no_request_fails_while_a_server_freezes_or_stops(tmp_path: Path, fault: str) -> None:
+    """The other faults, with figures: benchmarks/failover.py."""
     if shutil.which("nginx") is None:
         pytest.skip("nginx is not installed: apt-get install nginx-light")
+    measure = runpy.run_path(str(HOME / "benchmarks/failover.py"))["measure"]
     artifact = write_artifact(tmp_path / "twice.laconic")
-    subprocess.run(["sh", shutil.copy(DEPLOY / "prepare.sh", tmp_path)], check=True, capture_output=True)
-    with ExitStack() as stack:
-        listeners = [stack.enter_context(bind("127.0.0.1", 0)) for _ in range(SERVERS + 1)]
-        front, *ports = [listener.getsockname()[1] for listener in listeners]
-    servers = [start(artifact, port) for port in ports]
-    config = tmp_path / "nginx.conf"
-    config.write_text(write_config(tmp_path, front, ports))
-    with (tmp_path / "log").open("w") as log:
-        nginx = subprocess.Popen(["nginx", "-c", str(config), "-p", str(tmp_path)], stderr=log)
-    stopped, answers = threading.Event(), list[int]()
-    try:
-        verify = ssl.create_default_context(cafile=str(tmp_path / "secrets/tls.crt"))
-        with httpx.Client(base_url=f"https://localhost:{front}", verify=verify, timeout=20, http2=False) as http:
-
-            def ask() -> None:
-                while not stopped.is_set():
-                    answer = http.post("/v2/models/twice/infer", json=request_of([[1, 2, 3]]))
-                    answers.append(answer.status_code)
-                    time.sleep(0.005)
-
-            def is_up() -> bool:
-                with suppress(httpx.TransportError):
-                    return http.get("/v2/health/ready").status_code == 200
-                return False
-
-            assert eventually(is_up, 30), (tmp_path / "log").read_text()[:2000]
-            clients = [threading.Thread(target=ask) for _ in range(4)]
-            for client in clients:
-                client.start()
-            for number, sign in ((0, signal.SIGSTOP), (0, signal.SIGCONT), (0, signal.SIGTERM), (1, signal.SIGKILL)):
-                time.sleep(1)
-                servers[number].send_signal(sign)
-            time.sleep(1)
-            stopped.set()
-            for client in clients:
-                client.join()
-        assert servers[0].wait(10) == 0
-        assert set(answers) == {200}
-        assert len(answers) > 100
-    finally:
-        stopped.set()
-        nginx.terminate()
-        for server in servers:
-            server.kill()
-            server.wait()
-        nginx.wait()
-
-
-def start(artifact: Path, port: int) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "laconic", "serve", str(artifact), "--port", str(port)]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL)
-
-
-def write_config(folder: Path, front: int, ports: list[int]) -> str:
-    """Our nginx configuration for these servers and for nginx 1.22, with a shorter time-out."""
-    config = (DEPLOY / "nginx/laconic.conf").read_text(encoding="utf-8")
-    lines = "".join(f"server 127.0.0.1:{port} max_fails=1 fail_timeout=2s;\n" for port in ports)
-    config = re.sub(r"(    server laconic-\d:8000.*\n)+", lines, config)
-    config = re.sub(r"server laconic-\d:8001", "server 127.0.0.1:1", config)
-    config = re.sub(r"listen 8443 ssl;\n    http2 on;.*", f"listen 127.0.0.1:{front} ssl http2;", config)
-    config = config.replace("/run/secrets", str(folder / "secrets")).replace("read_timeout 10s", "read_timeout 1s")
-    temporary = "".join(f"{kind}_temp_path {folder}/{kind};\n" for kind in ("client_body", "proxy", "fastcgi", "uwsgi"))
-    head = f"daemon off; pid {folder}/pid; error_log stderr;\nevents {{}}\nhttp {{\naccess_log off;\n"
-    return f"{head}{temporary}scgi_temp_path {folder}/scgi;\n{config}\n}}\n"
+    before, after = measure(fault, str(artifact), {"inputs": {"x": [1, 2, 3]}}, (1.0, 4.0))
+    assert {each.status for each in (*before, *after)} == {200}
+    assert max(each.seconds for each in after) < 3 + 2.5
