@@ -293,3 +293,9 @@ def test_fields_that_ask_for_nothing_are_taken() -> None:
         ChatRequest.read([])
     with pytest.raises(InvalidParameter, match="'messages' is missing"):
         ChatRequest.read({"model": "chat"})
+
+
+def test_functions_reach_the_template_as_they_are_given() -> None:
+    given = {"name": "f", "parameters": {"properties": {"a": {"default": None}}}, "description": None}
+    (tool,) = ChatRequest.read(HELLO | {"tools": [{"type": "function", "function": given}]}).tools or ()
+    assert tool.function.describe() == {"name": "f", "parameters": given["parameters"]}

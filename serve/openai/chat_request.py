@@ -51,6 +51,11 @@ class Function(RequestPart):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
+    def describe(self) -> Mapping[str, Any]:
+        """Return the function as templates take it: what the client gave, in the order of the fields."""
+        fields = {name: getattr(self, name) for name in Function.model_fields}
+        return {name: value for name, value in fields.items() if value is not None}
+
 
 class Tool(RequestPart):
     """A tool that may be called."""
@@ -146,7 +151,7 @@ class ChatRequest(TextRequest):
         tools = None
         if self.functions:
             self.find_format(writer)
-            tools = [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
+            tools = [{"type": tool.type, "function": tool.function.describe()} for tool in self.tools or ()]
         messages = [message.flatten() for message in self.messages]
         if any("tool_calls" in message for message in messages) and "tool_calls" not in writer.require_chat().text:
             raise InputError("the model's chat template knows no calls of tools in messages")
