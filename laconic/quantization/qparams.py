@@ -57,15 +57,15 @@ def expand_scales(scales: Array, rows: int, group_size: int | None) -> Array:
 
 
 def fit_grid(
-    weight: Array, group_size: int | None, levels: Levels = INT4_RANGE, symmetric: bool = True
+    weight: Array, group_size: int | None, levels: Levels = INT4_RANGE, symmetric: bool = True, *, clips: bool = True
 ) -> tuple[Array, Array | None]:
     """Find the scales, and the zeros unless it is symmetric, of a weight [in, out] that is quantized in groups:
     [groups, out] float32 each. A number is (integer - zero) times scale.
 
     A smaller scale clips the largest weights and represents the others better, so in 4 bits the one of several shares
-    of the full scale is taken that has the least squared error. Scales are numbers of FP16 where these have all digits,
-    to be stored as such. Zeros are no integers, as in HQQ (Badri and Shaji, Half-Quadratic Quantization, 2023), so that
-    the lowest and the highest weight of a group are represented.
+    of the full scale is taken that has the least squared error; the full one if not `clips`. Scales are numbers of FP16
+    where these have all digits, to be stored as such. Zeros are no integers, as in HQQ (Badri and Shaji, Half-Quadratic
+    Quantization, 2023), so that the lowest and the highest weight of a group are represented.
     """
     parts = divide_inputs(weight, group_size)
     low, high = parts.min(axis=1), parts.max(axis=1)
@@ -75,7 +75,7 @@ def fit_grid(
         whole = np.where(high > low, (high - low) / (levels[1] - levels[0]), np.maximum(np.abs(low), 1e-30))
     whole = np.maximum(whole, np.finfo(np.float32).tiny).astype(np.float32)
     best, zeros, least = whole, np.zeros_like(whole), np.full(whole.shape, np.inf)
-    for share in INT4_SCALE_SHARES if levels == INT4_RANGE else (1.0,):
+    for share in INT4_SCALE_SHARES if clips and levels == INT4_RANGE else (1.0,):
         scale = round_to_half(whole * np.float32(share))
         zero = np.zeros_like(scale) if symmetric else centre_zeros(low, high, scale, levels)
         integers = np.clip(np.rint(parts / scale[:, None] + zero[:, None]), *levels)
