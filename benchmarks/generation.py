@@ -1,0 +1,158 @@
+"""How fast language models write: tokens per second of both engines that write, beside transformers.
+
+    python benchmarks/generation.py ARTIFACT [--checkpoint FOLDER] [--streams 1,4,16] [--tokens 48] [--rounds 7]
+
+Each round writes with every engine in turn, on one thread, greedily and without an end token, behind prompts of random
+tokens that share no beginning. Counted are the tokens behind the first of every stream, per second of wall time: the
+medians over rounds, with their quartiles; then the time to the first token of one stream, and of a second prompt with
+the same first 400 tokens, which the prefix cache of the paged engine holds. `--checkpoint` adds transformers'
+`generate` in FP32 and BF16, all streams as one batch, less the time of writing one token.
+"""
+
+import argparse
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from laconic.artifacts.artifact import Artifact
+from laconic.hardware import this_machine
+from laconic.runtimes.generator import GenerationRequest, Generator, Sampling
+from laconic.runtimes.openvino_decoder import OpenVinoDecoder
+from laconic.runtimes.openvino_genai import OpenVinoGenAi
+
+PREFIX = 400
+CACHE = 1 << 30
+Prompts = Sequence[tuple[int, ...]]
+Measure = Callable[[Prompts], float]
+"""From prompts to tokens per second."""
+
+
+def main() -> None:
+    """Measure, and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("artifact", type=Path)
+    parser.add_argument("--checkpoint", type=Path, default=None, help="the original, for transformers")
+    parser.add_argument("--streams", default="1,4,16", help="numbers of streams, with commas between them")
+    parser.add_argument("--prompt", type=int, default=64, help="tokens of a prompt")
+    parser.add_argument("--tokens", type=int, default=48, help="written for each prompt")
+    parser.add_argument("--rounds", type=int, default=7)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    generators = open_generators(arguments.artifact)
+    vocabulary = generators["paged"].vocabulary
+    measures: dict[str, Measure] = {
+        name: lambda prompts, generator=generator: write(generator, prompts, arguments.tokens)  # type: ignore[misc]
+        for name, generator in generators.items()
+    }
+    if arguments.checkpoint is not None:
+        for dtype in (torch.float32, torch.bfloat16):
+            name = f"transformers, {str(dtype).removeprefix('torch.')}"
+            measures[name] = open_transformers(arguments.checkpoint, dtype, arguments.tokens)
+    streams = [int(each) for each in arguments.streams.split(",")]
+    speeds: dict[tuple[str, int], list[float]] = {(name, count): [] for name in measures for count in streams}
+    for seed in range(arguments.rounds + 1):
+        for count in streams:
+            prompts = draw_prompts(vocabulary, count, arguments.prompt, seed)
+            for name, measure in measures.items():
+                speed = measure(prompts)
+                if seed:  # the first round warms up
+                    speeds[name, count].append(speed)
+    print(f"{this_machine().processor}, one thread, {arguments.prompt} + {arguments.tokens} tokens\n")
+    print("| tokens per second | " + " | ".join(f"{count} at once" for count in streams) + " |")
+    print("|---|" + "---|" * len(streams))
+    for name in measures:
+        print(f"| {name} | " + " | ".join(describe(speeds[name, count]) for count in streams) + " |")
+    print("\n| time to the first token, s | first prompt | second, same beginning | ratio |\n|---|---|---|---|")
+    for name, generator in generators.items():
+        print(f"| {name} | " + " | ".join(time_prefix(generator, vocabulary, arguments.rounds)) + " |")
+
+
+def describe(values: Sequence[float]) -> str:
+    """Describe measurements by their median and quartiles."""
+    low, median, high = np.quantile(values, [0.25, 0.5, 0.75])
+    return f"{median:.3g} ({low:.3g} to {high:.3g})"
+
+
+def draw_prompts(vocabulary: int, count: int, length: int, seed: int) -> Prompts:
+    """Draw prompts of random tokens."""
+    rows = np.random.default_rng(seed).integers(0, vocabulary, (count, length))
+    return [tuple(row) for row in rows.tolist()]
+
+
+def open_generators(path: Path) -> dict[str, OpenVinoGenAi | OpenVinoDecoder]:
+    """Open the model of an artifact in both engines."""
+    artifact = Artifact.load(path)
+    placement = artifact.manifest.placements[0]
+    context = int(artifact.task().max_tokens)  # type: ignore[attr-defined]  # of a language model
+    model, compute = path / placement.model, placement.compute
+    return {
+        "paged": OpenVinoGenAi(model, context=context, cache_bytes=CACHE, compute=compute),
+        "stepped": OpenVinoDecoder(model, context=context, cache_bytes=CACHE, compute=compute),
+    }
+
+
+numbers: Iterator[int] = itertools.count()
+"""The identifiers of requests."""
+
+
+def write(generator: Generator, prompts: Prompts, tokens: int) -> float:
+    """Return the tokens per second behind the first of every stream."""
+    for prompt in prompts:
+        generator.add(GenerationRequest(next(numbers), prompt, Sampling(tokens)))
+    begun: set[int] = set()
+    written, start = 0, 0.0
+    while not generator.is_idle:
+        events = generator.step()
+        if len(begun) == len(prompts):
+            written += sum(len(event.token_ids) for event in events)
+            continue
+        begun |= {event.request_id for event in events if event.token_ids}
+        start = time.perf_counter()
+    return written / (time.perf_counter() - start)
+
+
+def open_transformers(checkpoint: Path, dtype: torch.dtype, tokens: int) -> Measure:
+    """Open the original."""
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype).eval()
+
+    @torch.inference_mode()
+    def time_tokens(ids: torch.Tensor, count: int) -> float:
+        mask, start = torch.ones_like(ids), time.perf_counter()
+        model.generate(
+            ids, attention_mask=mask, max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+        return time.perf_counter() - start
+
+    def measure(prompts: Prompts) -> float:
+        ids = torch.tensor(prompts)
+        return len(prompts) * (tokens - 1) / (time_tokens(ids, tokens) - time_tokens(ids, 1))
+
+    return measure
+
+
+def time_prefix(generator: Generator, vocabulary: int, rounds: int) -> Sequence[str]:
+    """Return the times to the first token of a prompt, and of another with the same beginning, and their ratio."""
+    times: list[tuple[float, float]] = []
+    for seed in range(rounds):
+        (begin,) = draw_prompts(vocabulary, 1, PREFIX, 1000 + seed)
+        times.append((time_first(generator, (*begin, 5, 6, 7)), time_first(generator, (*begin, 8, 9, 10))))
+    first, second = np.array(times).T
+    return [describe(first), describe(second), describe(second / first)]
+
+
+def time_first(generator: Generator, prompt: tuple[int, ...]) -> float:
+    """Return the seconds to the first token."""
+    start = time.perf_counter()
+    generator.add(GenerationRequest(next(numbers), prompt, Sampling(1)))
+    while not generator.is_idle:
+        generator.step()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()
