@@ -35,7 +35,7 @@ class ScriptedWorker:
         return getattr(self.worker, name)
 
     async def begin(
-        self, prompt: tuple[int, ...], sampling: Sampling, timeout: float, events: TokenEvents
+        self, prompt: tuple[int, ...], sampling: Sampling, timeout: float, events: TokenEvents, key: str = ""
     ) -> TokenStream:
         request = GenerationRequest(next(self._ids), prompt, sampling)
         self.requests.append(request)

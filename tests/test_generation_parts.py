@@ -1,6 +1,7 @@
 """From tokens to text, stop strings, admission to a cache by blocks, and the fields of requests for text."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -169,6 +170,51 @@ def test_requests_wait_in_turn_and_one_that_leaves_makes_room() -> None:
         return seen
 
     assert asyncio.run(scenario()) == [1, 3, (7, QueueOverflow), (4, DeadlineExceeded), 5, 6, 8, (9, NotReady)]
+
+
+def list_turns(requests: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+    """The order in which requests of keys begin, each with so many blocks, where all wait and one holds the cache."""
+
+    async def scenario() -> list[tuple[str, int]]:
+        admission = Admission(BlockLedger(4, 8), most=100)
+        admission.ledger.hold(make_request(0, 4))
+        order: list[tuple[str, int]] = []
+
+        async def enter(number: int, key: str, blocks: int) -> None:
+            await admission.enter(make_request(number, blocks), 5.0, key)
+            order.append((key, blocks))
+            await asyncio.sleep(0)
+            admission.release(number, 0)
+
+        tasks = [asyncio.create_task(enter(number, *each)) for number, each in enumerate(requests, 1)]
+        await asyncio.sleep(0)
+        admission.release(0, 0)
+        await asyncio.gather(*tasks)
+        assert admission.ledger.used == 0
+        return order
+
+    return asyncio.run(scenario())
+
+
+def test_keys_take_turns_by_the_blocks_that_their_requests_hold() -> None:
+    assert list_turns([("a", 4)] * 3 + [("b", 4)] * 2) == [("a", 4), ("b", 4), ("a", 4), ("b", 4), ("a", 4)]
+    short = list_turns([("a", 4)] * 2 + [("b", 1)] * 8)
+    assert short == [("a", 4), *[("b", 1)] * 4, ("a", 4), *[("b", 1)] * 4]
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 4)), min_size=1, max_size=30))
+def test_no_key_waits_for_more_than_one_request_beyond_its_share(requests: list[tuple[str, int]]) -> None:
+    order = list_turns(requests)
+    assert sorted(order) == sorted(requests)
+    for key in "abc":
+        assert [each for each in order if each[0] == key] == [each for each in requests if each[0] == key]
+    waiting = Counter(key for key, _ in requests)
+    held: Counter[str] = Counter()
+    for key, blocks in order:
+        others = [held[other] for other, left in waiting.items() if left]
+        assert held[key] <= min(others) + 4, order
+        held[key] += blocks
+        waiting[key] -= 1
 
 
 def test_the_wait_that_is_told_grows_with_what_waits() -> None:

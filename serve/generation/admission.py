@@ -23,14 +23,19 @@ class QueueOverflow(Overloaded):
 
 
 class Waiting(NamedTuple):
-    """A request in the queue, and what is resolved when it holds its blocks."""
+    """A request in the queue, the name of its key, and what is resolved when it holds its blocks."""
 
     request: GenerationRequest
+    key: str
     turn: "asyncio.Future[None]"
 
 
 class Admission:
-    """The queue in front of a cache, first in, first out. From the event loop only.
+    """The queue in front of a cache. From the event loop only.
+
+    Keys take turns by the blocks that their requests hold (start-time fair queueing, Goyal et al., 1996); the requests
+    of a key begin first in, first out, and so do all of a server without keys. None overtakes the next one because it
+    is smaller.
 
     ledger: of the cache. most: requests that may wait. is_open: whether requests may begin, as they may not while no
     engine runs.
@@ -41,6 +46,8 @@ class Admission:
         self.most = most
         self.is_open = True
         self._queue: deque[Waiting] = deque()
+        self._blocks: dict[str, int] = {}
+        self._clock = 0
         self._seconds = 1.0
 
     @property
@@ -48,21 +55,21 @@ class Admission:
         """The number of requests that wait."""
         return len(self._queue)
 
-    async def enter(self, request: GenerationRequest, timeout: float) -> None:
-        """Wait until the request holds its blocks. timeout: seconds.
+    async def enter(self, request: GenerationRequest, timeout: float, key: str = "") -> None:
+        """Wait until the request holds its blocks. timeout: seconds. key: the name of whose it is.
 
         Raises InputError where it never can, QueueOverflow, DeadlineExceeded, and what `fail` is given.
         """
         self.ledger.check(request)
         if self.is_open and not self._queue and self.ledger.has_room(request):
-            self.ledger.hold(request)
+            self._hold(request, key)
             return
         if len(self._queue) >= self.most:
             after = self._estimate_wait(request)
             raise QueueOverflow(
                 f"{self.most} requests wait for room in the cache, the most that may. Try again in {after} s", after
             )
-        entry = Waiting(request, asyncio.get_running_loop().create_future())
+        entry = Waiting(request, key, asyncio.get_running_loop().create_future())
         self._queue.append(entry)
         try:
             async with asyncio.timeout(timeout):
@@ -108,15 +115,27 @@ class Admission:
         self._advance()
 
     def _advance(self) -> None:
-        """Let requests begin, as long as there is room for the first in the queue."""
+        """Let requests begin, as long as there is room for the next one."""
         while self.is_open and self._queue:
-            request, turn = self._queue[0]
-            if not turn.done():
-                if not self.ledger.has_room(request):
+            entry = min(self._queue, key=lambda each: self._find_start(each.key))
+            if not entry.turn.done():
+                if not self.ledger.has_room(entry.request):
                     return
-                self.ledger.hold(request)
-                turn.set_result(None)
-            self._queue.popleft()
+                self._hold(entry.request, entry.key)
+                entry.turn.set_result(None)
+            self._queue.remove(entry)
+
+    def _find_start(self, key: str) -> int:
+        """Find where the next request of a key stands among those of others. A key that had no request for a while has
+        saved nothing up."""
+        return max(self._blocks.get(key, 0), self._clock)
+
+    def _hold(self, request: GenerationRequest, key: str) -> None:
+        """Hold the blocks of a request, and count them for its key."""
+        self.ledger.hold(request)
+        self._clock = self._find_start(key)
+        self._blocks = {name: blocks for name, blocks in self._blocks.items() if blocks > self._clock}
+        self._blocks[key] = self._clock + self.ledger.count(request) * request.sampling.n
 
     def _estimate_wait(self, request: GenerationRequest) -> int:
         """Estimate the seconds until a request would have its turn, at the pace at which blocks came free."""

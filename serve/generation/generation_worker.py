@@ -85,10 +85,10 @@ class GenerationWorker:
         return None if process is None else process.process.pid
 
     async def begin(
-        self, prompt: tuple[int, ...], sampling: Sampling, timeout: float, events: TokenEvents
+        self, prompt: tuple[int, ...], sampling: Sampling, timeout: float, events: TokenEvents, key: str = ""
     ) -> TokenStream:
         """Begin to write, once there is room in the cache; the stream is to be cancelled if it is not read to its end.
-        timeout: seconds that the request may wait. events: where what is written goes.
+        timeout: seconds that the request may wait. events: where what is written goes. key: the name of whose it is.
 
         Raises InputError for what can never fit, Overloaded, DeadlineExceeded, and NotReady while no engine runs.
         """
@@ -97,7 +97,7 @@ class GenerationWorker:
             raise WorkerLost(self._reason, self._restart_at - time.monotonic())
         request = GenerationRequest(next(self._ids), prompt, sampling)
         stream = TokenStream(request, self._cancel, events)
-        await self.admission.enter(request, timeout)
+        await self.admission.enter(request, timeout, key)
         stream.began = time.monotonic_ns()
         self._streams[request.id] = stream
         self.statistics.prompt_tokens += len(prompt)

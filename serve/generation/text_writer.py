@@ -182,17 +182,18 @@ class TextWriter:
         stops: Sequence[str],
         *,
         timeout: float,
+        key: str = "",
         shown: Mapping[int, str] | None = None,
     ) -> WrittenAnswer:
         """Begin an answer to prompts, each with its sampling, one after the other. stops: strings that end a choice.
-        timeout: seconds that each may wait for its turn. shown: special tokens that are text. Raises what
-        `GenerationWorker.begin` raises."""
+        timeout: seconds that each may wait for its turn. key: the name of whose they are. shown: special tokens that
+        are text. Raises what `GenerationWorker.begin` raises."""
         events: TokenEvents = asyncio.Queue()
         answer = WrittenAnswer(events)
         try:
             for prompt, sampling in prompts:
                 sampling = replace(sampling, stop_token_ids=tuple(self.settings.eos_token_id))
-                stream = await self.worker.begin(prompt, sampling, timeout, events)
+                stream = await self.worker.begin(prompt, sampling, timeout, events, key)
                 answer.add(stream, self.tokenizer, stops, shown or {})
         except BaseException:
             answer.close()

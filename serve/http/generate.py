@@ -22,7 +22,7 @@ from serve.openai.text_answer import AnswerFormat, ChatFormat, CompletionFormat,
 from serve.openai.text_request import TextRequest
 from serve.requests.memory_budget import Reservation
 from serve.requests.offload import offload
-from serve.security.keys import count_rows
+from serve.security.keys import CALLER, count_rows
 
 
 class TextEndpoint(Endpoint):
@@ -97,7 +97,14 @@ class TextEndpoint(Endpoint):
         # Off the event loop: a long prompt takes the tokenizer milliseconds, a template runs code of its own, and a
         # grammar is compiled.
         prompts = await offload(request.prepare, writer)
-        return await writer.write(prompts, request.stops, timeout=timeout, shown=request.find_shown(writer))
+        caller = CALLER.get()
+        return await writer.write(
+            prompts,
+            request.stops,
+            timeout=timeout,
+            key="" if caller is None else caller.name,
+            shown=request.find_shown(writer),
+        )
 
     def _end(self, model: Model, started: int, error: BaseException | None) -> None:
         """Count a request that has ended. error: that it ended with."""
