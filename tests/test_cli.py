@@ -154,6 +154,7 @@ def test_the_ready_recipes_are_listed_and_good_ones(laconic):
         "text-embedding": "text-embedding",
         "text-embedding-small": "text-embedding",
         "text-generation": "text-generation",
+        "text-generation-int4": "text-generation",
     }
     assert [each["name"] for each in found] == list(tasks)
     assert all(each["says"] for each in found)

@@ -83,9 +83,9 @@ def test_any_chunks_of_a_text_give_what_the_whole_text_gives(family):
     checkpoint, decoder = family
     ids = checkpoint.task.encode([Tokens(tuple(np.random.default_rng(0).integers(4, 30, 40).tolist()))])["input_ids"]
     with open_model(decoder, make_runtime("onnxruntime").open) as session:
-        whole = session.decode(ids, np.arange(40)[None], session._empty(1))["logits"]
+        whole = session.decode(ids, np.arange(40)[None], session.make_empty(1))["logits"]
         for sizes in ((1, 39), (39, 1), (13, 13, 14), (1,) * 40):
-            past, start, logits = session._empty(1), 0, []
+            past, start, logits = session.make_empty(1), 0, []
             for size in sizes:
                 places = np.arange(start, start + size)[None]
                 outputs = session.decode(ids[:, start : start + size], places, past)
