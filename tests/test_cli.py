@@ -164,7 +164,7 @@ def test_the_ready_recipes_are_listed_and_good_ones(laconic):
         assert code == 0
         assert "source: my-model" in out
         assert f"task: {tasks[each['name']]}" in out
-        assert ("distill.heal" in out) == (each["name"] != "text-generation")
+        assert ("distill.heal" in out) == (tasks[each["name"]] != "text-generation")
 
 
 def broken_source(folder, trained, kind):
