@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from export.candidates.engine_option import EngineOption
 from export.lineage import Lineage
-from export.passes.grouped_weights import read_blocks
+from export.passes.grouped_weights import read_grouped_weight
 from export.pipeline import EngineBuild, Result
 from export.sources import ADAPTER, capture_graph, open_onnx_original, open_source
 from export.validation.figures import round_figure
@@ -149,7 +149,7 @@ def read_kept_graph(folder: Path) -> Graph:
 
 def restore_plan(artifact: Artifact, calibration: Calibration, graph: Graph) -> Plan:
     """Restore the plan of an artifact: its precision, and what calibration found. INT8 weights, and those
-    in blocks, are read from its graph, since they need not be rounded to nearest; others in 4 bits are rounded
+    with groups, are read from its graph, since they need not be rounded to nearest; others in 4 bits are rounded
     anew."""
     precision = artifact.manifest.placements[0].precision
     nodes = {layer.node for layer in graph.layers}
@@ -167,8 +167,8 @@ def restore_plan(artifact: Artifact, calibration: Calibration, graph: Graph) -> 
     weights: dict[tuple[str, Precision], QuantizedWeight] = {}
     for layer in graph.layers:
         node, each = layer.node, plan.precision[layer.node]
-        if (blocks := read_blocks(layer, built, tensors)) is not None:
-            weights[node, each] = replace(blocks, bias_correction=corrections.get(node))
+        if (grouped := read_grouped_weight(layer, built, tensors)) is not None:
+            weights[node, each] = replace(grouped, bias_correction=corrections.get(node))
             continue
         integers, scales = map(tensors.get, find_weight_names(built, node))
         if each in ("int8", "int8-weight") and integers is not None and scales is not None:

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from compress.quantize.awq import find_scales, measure_error
 from compress.quantize.plan_rounding import RoundingConfig, round_layers
 from compress.quantize.weight_only import find_precisions
-from export.passes.grouped_weights import BLOCKS, read_blocks
+from export.passes.grouped_weights import BLOCKS, read_grouped_weight
 from export.placements.place import place
 from export.placements.rules import keep_compressed
 from laconic import registry
@@ -111,19 +111,24 @@ def test_a_head_that_is_the_embedding_is_stored_once_in_8_bits(tmp_path, table, 
         np.testing.assert_allclose(session.run({"ids": ids})["y"], rows[ids] @ rows.T, atol=1e-4)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("is_language", [True, False])
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("bits", [4, 8])
-def test_blocks_are_read_back_as_they_were_rounded(tmp_path, table, symmetric, bits):
+def test_groups_are_read_back_as_they_were_rounded(tmp_path, table, engine, is_language, symmetric, bits):
     head = np.random.default_rng(1).standard_normal((WIDTH, 24)).astype(np.float32)
     for last in (head, table.T):
         graph = make_graph(tmp_path, table, last)
         plan = round_graph(graph, bits, RoundingConfig(group_size=16, int8_group_size=16, symmetric=symmetric))
-        rules = keep_compressed(registry.resolve("placement", "openvino")["float32"])
-        place(graph, plan, rules, tmp_path / "placed.onnx")
+        rules = registry.resolve("placement", engine)["float32"]
+        place(graph, plan, keep_compressed(rules) if is_language else rules, tmp_path / "placed.onnx")
         model = onnx.load(tmp_path / "placed.onnx").graph
         nodes, tensors = {node.name: node for node in model.node}, {each.name: each for each in model.initializer}
         for layer in graph.layers:
-            expected, weight = plan.weights[layer.node, plan.precision[layer.node]], read_blocks(layer, nodes, tensors)
+            expected, weight = (
+                plan.weights[layer.node, plan.precision[layer.node]],
+                read_grouped_weight(layer, nodes, tensors),
+            )
             assert weight is not None
             assert weight.group_size == expected.group_size
             assert weight.arrays.keys() == expected.arrays.keys()

@@ -171,6 +171,16 @@ def post(server: Running, body: dict[str, Any]) -> httpx.Response:
         return http.post("/v1/audio/transcriptions", files=body)
 
 
+def test_waveforms_count_as_memory_of_the_requests_under_way(whisper: Artifact) -> None:
+    silence = io.BytesIO()
+    soundfile.write(silence, np.zeros(60 * RATE), RATE, format="FLAC")
+    assert len(silence.getvalue()) < 100_000
+    with running(whisper.path, max_in_flight=2_000_000, max_body=1_000_000) as server:
+        answer = post(server, {"model": (None, "whisper"), "file": ("a.flac", silence.getvalue())})
+        assert answer.status_code == 429
+        assert "hold all of the" in answer.json()["error"]["message"]
+
+
 def test_subtitles_have_times_in_hours() -> None:
     segments = [Segment(0.0, 1.5, "one"), Segment(3661.0005, 3662.25, "two")]
     assert format_segments(segments, "srt") == (

@@ -1,6 +1,7 @@
 """Weights in 4 and 8 bits whose groups of inputs have a scale each, in the form that each engine reads."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -205,32 +206,47 @@ def pad_inputs(integers: Array, step: int) -> Array:
     return np.pad(integers, ((0, -len(integers) % step), (0, 0)))
 
 
-def read_blocks(
+def read_grouped_weight(
     layer: Layer, nodes: Mapping[str, NodeProto], tensors: Mapping[str, TensorProto]
 ) -> QuantizedWeight | None:
-    """Read the weight that a layer has as blocks; None where it has another form. nodes, tensors: of the graph that it
-    was written to, by name."""
+    """Read the weight of a layer whose groups of inputs have scales; None where it has another form. nodes, tensors: of
+    the graph that it was written to, by name."""
     node, stem = nodes.get(layer.node), f"{layer.node}/weight"
-    table = nodes.get(f"{stem}/scales")
-    bits: Bits
+    table, cast = nodes.get(f"{stem}/scales"), nodes.get(f"{stem}/int32")
     if node is not None and node.op_type == BLOCKS:
         settings = {attribute.name: attribute.i for attribute in node.attribute}
-        bits, step, rows = 4 if settings["bits"] == 4 else 8, settings["block_size"], settings["K"]
-        names = [node.input[1], node.input[2], *node.input[3:4]]
-        widening = nodes.get(f"{stem}/scale/widen")
-        names[1] = names[1] if widening is None else widening.input[0]
-    elif node is not None and table is not None:
-        bits, rows = 8, layer.shape[1]
-        names = [node.input[0], table.input[0]]
-        step = int(tensors[names[0]].dims[-1])
-    else:
+        bits: Bits = 4 if settings["bits"] == 4 else 8
+        names = [node.input[1], find_scales(nodes, stem), *node.input[3:4]]
+        packed, *parameters = (numpy_helper.to_array(tensors[name]) for name in names)
+        return unpack_weight(packed, parameters, settings["block_size"], settings["K"], bits)
+    if node is not None and table is not None:
+        packed, scales = (numpy_helper.to_array(tensors[name]) for name in (node.input[0], table.input[0]))
+        weight = unpack_weight(packed, [scales], packed.shape[-1], layer.shape[1], 8)
+        return replace(weight, integers=np.ascontiguousarray(weight.integers.T))
+    if cast is None or len(tensors[cast.input[0]].dims) < 3:
         return None
-    packed, scales, *zeros = (numpy_helper.to_array(tensors[name]) for name in names)
-    columns = [array.reshape(len(packed), -1).T.astype(np.float32) for array in (scales, *zeros)]
-    integers = unpack_blocks(packed, rows, bits)
+    integers = numpy_helper.to_array(tensors[cast.input[0]]).astype(np.int8)
+    scales = numpy_helper.to_array(tensors[find_scales(nodes, stem)]).astype(np.float32)
+    shift = nodes.get(f"{stem}/subtract")
     return QuantizedWeight(
-        integers if node.op_type == BLOCKS else np.ascontiguousarray(integers.T),
-        columns[0],
-        group_size=step,
-        zeros=columns[1] - offset(bits) if zeros else None,
+        integers.reshape(-1, integers.shape[-1])[: layer.shape[0]],
+        scales[:, 0],
+        group_size=integers.shape[1],
+        zeros=None if shift is None else numpy_helper.to_array(tensors[shift.input[1]])[:, 0],
     )
+
+
+def find_scales(nodes: Mapping[str, NodeProto], stem: str) -> str:
+    """Return the name of the scales that `write_scales` stored, which equal ones of another layer may stand for."""
+    if (widening := nodes.get(f"{stem}/scale/widen")) is not None:
+        return str(widening.input[0])
+    product = nodes.get(f"{stem}/multiply")
+    return str(nodes[stem.removesuffix("/weight")].input[2] if product is None else product.input[1])
+
+
+def unpack_weight(packed: Array, parameters: Sequence[Array], step: int, rows: int, bits: Bits) -> QuantizedWeight:
+    """Undo the packing of a weight in blocks. parameters: its scales, and its zeros if it has some. step: inputs of a
+    block. rows: the number of inputs."""
+    scales, *zeros = (array.reshape(len(packed), -1).T.astype(np.float32) for array in parameters)
+    integers = unpack_blocks(packed, rows, bits)
+    return QuantizedWeight(integers, scales, group_size=step, zeros=zeros[0] - offset(bits) if zeros else None)

@@ -1,6 +1,7 @@
 """Recordings that are longer than a model takes, divided into parts where they are quiet."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -26,14 +27,19 @@ class RecordingPart:
     end: float
     sample: Mapping[str, Any]
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its waveform."""
+        return int(self.sample["array"].nbytes)
+
 
 class TranscribedRecording(RecordingTask):
     """Mixin of tasks that write down what is said."""
 
     @property
+    @abstractmethod
     def longest_part(self) -> float:
         """The longest recording that the model takes, in seconds."""
-        raise NotImplementedError
 
     def divide_recording(self, file: bytes) -> Sequence[RecordingPart]:
         """Divide a recording of any length into parts that the model takes. Raises InputError for what is no audio

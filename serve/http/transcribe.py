@@ -38,6 +38,7 @@ class Transcribe(Endpoint):
             try:
                 model.check_ready()
                 parts = await offload(task.divide_recording, request.file, long=True)
+                reservation.add(sum(part.nbytes for part in parts))  # a file may be a thousandth of its waveform
                 prediction = await model.predict([part.sample for part in parts], timeout=read_timeout(headers))
             except BaseException as error:
                 model.statistics.count_failure(started, error)

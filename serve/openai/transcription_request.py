@@ -27,6 +27,10 @@ class DividedPart(Protocol):
     def sample(self) -> Any:
         """The part, as the task takes it."""
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes that it takes in memory."""
+
 
 @runtime_checkable
 class TranscribingTask(Protocol):
