@@ -58,7 +58,9 @@ function addTurn(log, role, text) {
 
 async function showWriting(model, request, signal, line, status) {
   const path = model.chat ? "v1/chat/completions" : "v1/completions", started = performance.now();
-  const body = JSON.stringify({ model: model.name, ...request, stream: true, stream_options: { include_usage: true } });
+  // The likeliest tokens: small models write nonsense at the default temperature of 1, and greedy answers are what was proven
+  const settings = { temperature: 0, stream: true, stream_options: { include_usage: true } };
+  const body = JSON.stringify({ model: model.name, ...request, ...settings });
   const answer = await ask(path, { method: "POST", body, signal, headers: { "content-type": "application/json" } });
   if (!answer.ok) throw new Error((await answer.json()).error?.message ?? String(answer.status));
   const shown = line.querySelector("p");
