@@ -18,13 +18,13 @@ import numpy as np
 
 from compress.prune.layers import Layers
 from compress.prune.unit_pruning import Ffn, Heads
-from compress.transformer.anatomy import anatomy
 from laconic.arrays import Array
 from laconic.cache import Cache
 from laconic.config import NamedSettings
 from laconic.data.dataset import Dataset, split
 from laconic.data.reader import read
 from laconic.metrics import cosine, cosine_matrix, spearman
+from laconic.models.anatomy import anatomy
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.source_loading import load_source
 from laconic.models.torch_session import TorchSession

@@ -9,11 +9,11 @@ import transformers
 from torch import nn
 
 from compress.prune.channel_groups import find_channel_groups
-from compress.transformer.anatomy import Site, anatomy, iterate_configs
 from compress.transformer.blockwise import BlockwisePass, find_residual
 from compress.transformer.proof import mask_units, relative_difference
 from compress.transformer.surgery import keep_blocks, keep_units, read_sizes, update_config
 from laconic.errors import SourceError, UsageError
+from laconic.models.anatomy import Site, anatomy, iterate_configs
 from laconic.models.source_loading import load_source
 
 FOLDERS = {

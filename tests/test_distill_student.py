@@ -10,9 +10,9 @@ from compress.distill.features import FeatureDistillation
 from compress.distill.layer_distillation import LayerwiseDistillation
 from compress.distill.relations import RelationDistillation
 from compress.distill.student import Student, copy_weights, largest_units, space_evenly
-from compress.transformer.anatomy import anatomy
 from laconic.cache import Cache
 from laconic.errors import RecipeError, SourceError, UsageError
+from laconic.models.anatomy import anatomy
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.signature import probe_module
 from laconic.models.source_loading import load_source

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from compress.prune.layers import Layers
 from compress.prune.unit_pruning import Ffn, Heads
-from compress.transformer.anatomy import anatomy
 from compress.transformer.blockwise import BlockwisePass
 from compress.transformer.proof import mask_units, prove, relative_difference, skip_blocks
 from compress.transformer.surgery import keep_blocks, keep_units, update_config
 from export.capture.capture import capture
 from laconic.errors import PruningError, RecipeError, SourceError, UsageError
+from laconic.models.anatomy import anatomy
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.signature import call, probe_module
 from laconic.models.source_loading import load_source

@@ -13,12 +13,12 @@ from torch import nn
 
 from compress.distill.distillation_loss import DistillationLoss, LayerPair
 from compress.distill.distillation_objective import DistillationObjective
-from compress.transformer.anatomy import anatomy
 from compress.transformer.refit_blocks import find_counterparts
 from laconic import registry
 from laconic.artifacts.record import Record
 from laconic.config import NamedSettings
 from laconic.errors import DataError, SourceError
+from laconic.models.anatomy import anatomy
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.repeated_layers import find_layer_lists
 from laconic.progress import Step

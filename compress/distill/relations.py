@@ -11,8 +11,8 @@ from torch.nn.functional import kl_div
 
 from compress.distill.distill_stage import DistillStage
 from compress.distill.distillation_loss import DistillationLoss, ForwardPass, LayerPair, LossTerms
-from compress.transformer.anatomy import anatomy
 from laconic.errors import SourceError, UsageError
+from laconic.models.anatomy import anatomy
 from laconic.recipes.stage import Property
 from laconic.tasks.task import Task
 

@@ -9,12 +9,12 @@ from pydantic import Field, model_validator
 from torch import nn
 
 from compress.statistics.layer_weights import weight_matrix
-from compress.transformer.anatomy import Site, anatomy, iterate_configs
 from compress.transformer.surgery import BLOCKS, keep_blocks, keep_units
 from laconic import registry
 from laconic.artifacts.record import Record
 from laconic.errors import RecipeError, SourceError
 from laconic.models import wrappers
+from laconic.models.anatomy import Site, anatomy, iterate_configs
 from laconic.models.checkpoint import Checkpoint, prepare
 from laconic.recipes.stage import Property, TorchContext, TorchStage
 

@@ -14,8 +14,8 @@ import torch
 import torch_pruning
 from torch import Tensor, nn
 
-from compress.transformer.anatomy import anatomy
 from laconic.errors import LaconicError, SourceError, UsageError
+from laconic.models.anatomy import anatomy
 from laconic.models.signature import call
 
 Axis = Literal["out", "in", "both"]

@@ -9,12 +9,12 @@ from pydantic import Field
 from torch import nn
 
 from compress.statistics.layer_inputs import forward_batches
-from compress.transformer.anatomy import anatomy
 from compress.transformer.proof import prove, skip_blocks
 from compress.transformer.refit_blocks import find_target, refit_blocks
 from compress.transformer.surgery import BLOCKS, keep_blocks
 from laconic.artifacts.record import Record
 from laconic.errors import RecipeError
+from laconic.models.anatomy import anatomy
 from laconic.models.checkpoint import Checkpoint
 from laconic.recipes.stage import Property, TorchContext, TorchStage
 

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from compress.criteria.criterion import NamedCriterion, collect_statistics
 from compress.statistics.layer_inputs import forward_batches
 from compress.statistics.least_squares import NormalEquations, RegressionSums
-from compress.transformer.anatomy import Site, UnitKind, anatomy
 from compress.transformer.proof import broken_cut, mask_units, prove
 from compress.transformer.refit_blocks import SelectUnits, find_target, refit_blocks
 from compress.transformer.surgery import describe_structure, keep_units, read_sizes, replay_structure, update_config
 from compress.transformer.unit_allocation import RIDGE, allocate_units, eliminate_units, measure_curves, rank_units
 from laconic.artifacts.record import Record
 from laconic.errors import RecipeError
+from laconic.models.anatomy import Site, UnitKind, anatomy
 from laconic.models.checkpoint import Checkpoint
 from laconic.recipes.stage import Property, TorchContext, TorchStage
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from compress.transformer.anatomy import Anatomy, UnitKind, anatomy
 from laconic.errors import SourceError
+from laconic.models.anatomy import Anatomy, UnitKind, anatomy
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.hooks import forward_hooks
 from laconic.models.signature import call

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from compress.statistics.layer_inputs import select_tokens
-from compress.transformer.anatomy import Anatomy, Site
 from laconic.errors import SourceError
+from laconic.models.anatomy import Anatomy, Site
 from laconic.models.hooks import forward_hooks
 from laconic.models.signature import call, replace_forward
 

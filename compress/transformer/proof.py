@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from compress.statistics.layer_inputs import forward_batches
-from compress.transformer.anatomy import Site
 from compress.transformer.surgery import consumer_columns
 from laconic.data.dataset import Dataset
 from laconic.errors import PruningError
+from laconic.models.anatomy import Site
 from laconic.models.hooks import forward_hooks
 from laconic.models.signature import call
 from laconic.tasks.task import Task

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from compress.statistics.layer_weights import get_bias, weight_matrix, write_weight
 from compress.statistics.least_squares import RegressionSums, refit_cross_validated
-from compress.transformer.anatomy import Anatomy, Site, UnitKind, anatomy
 from compress.transformer.blockwise import BlockwisePass
 from compress.transformer.surgery import BLOCKS, consumer_columns, keep_units
 from laconic.artifacts.record import Record
+from laconic.models.anatomy import Anatomy, Site, UnitKind, anatomy
 from laconic.models.checkpoint import Checkpoint
 from laconic.recipes.stage import TorchContext
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from compress.statistics.layer_weights import weight_matrix
-from compress.transformer.anatomy import Site, anatomy, iterate_configs
 from laconic.errors import SourceError
+from laconic.models.anatomy import Site, anatomy, iterate_configs
 
 WIDTH_KEYS = ("intermediate_size", "ffn_dim", "hidden_dim", "n_inner")
 """Keys of a model's config for the width of the FFN."""

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from compress.statistics.layer_weights import get_bias, weight_matrix, write_weight
 from compress.statistics.least_squares import NormalEquations, RegressionSums
 from compress.statistics.moments import Moments, collect_moments
-from compress.transformer.anatomy import Site
 from compress.transformer.surgery import consumer_columns, unit_indices
 from laconic.data.dataset import Dataset
+from laconic.models.anatomy import Site
 from laconic.tasks.task import Task
 
 RIDGE = 1e-1

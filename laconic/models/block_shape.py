@@ -7,8 +7,6 @@ from typing import TypeGuard
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from compress.statistics.layer_weights import weight_matrix
-
 HEAD_WIDTHS = ("attention_head_size", "head_dim", "head_size", "key_value_proj_dim")
 """Attributes of an attention module that hold the width of one head."""
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -59,7 +57,7 @@ class BlockShape:
 def find_shape(block: nn.Module) -> BlockShape | None:
     """Return the roles of a block's layers; None for a module with neither one attention nor a feed-forward network."""
     layers = {path: layer for path, layer in block.named_modules() if path and is_linear(layer)}
-    sizes: Sizes = {path: tuple(weight_matrix(layer).shape) for path, layer in layers.items()}
+    sizes: Sizes = {path: linear_shape(layer) for path, layer in layers.items()}
     attention = find_attention(block, list(sizes))
     known = find_heads(block, attention, sizes) if attention else None
     roles = known or BlockShape()
@@ -101,6 +99,12 @@ def find_heads(block: nn.Module, attention: str, sizes: Sizes) -> BlockShape | N
 def is_linear(layer: nn.Module) -> TypeGuard[nn.Linear | Conv1D]:
     """Whether a module is a linear layer."""
     return isinstance(layer, (nn.Linear, Conv1D))
+
+
+def linear_shape(layer: nn.Linear | Conv1D) -> tuple[int, int]:
+    """Return the numbers of outputs and inputs of a linear layer."""
+    rows, columns = layer.weight.shape
+    return (columns, rows) if isinstance(layer, Conv1D) else (rows, columns)
 
 
 def read_head_width(part: nn.Module) -> int | None:

@@ -10,9 +10,8 @@ from typing import Any, Literal
 
 from torch import nn
 
-from compress.statistics.layer_weights import weight_matrix
-from compress.transformer.block_shape import BlockShape, find_shape, find_tables, read_head_width
 from laconic.errors import SourceError
+from laconic.models.block_shape import BlockShape, find_shape, find_tables, linear_shape, read_head_width
 
 UnitKind = Literal["heads", "ffn"]
 UNITS: dict[UnitKind, str] = {"heads": "attention heads", "ffn": "FFN units"}
@@ -143,7 +142,7 @@ def find_sites(module: nn.Module, shape: BlockShape, root: str, index: int) -> d
     block = module.get_submodule(root)
     sites: dict[UnitKind, Site] = {"heads": find_heads(block, shape, root, index)} if shape.heads else {}
     if shape.down is not None:
-        units = weight_matrix(block.get_submodule(shape.down)).shape[1]
+        _, units = linear_shape(block.get_submodule(shape.down))
         sources = [UnitRows(f"{root}.{path}", 1) for path in shape.up]
         if shape.gated_in_one:
             sources.append(UnitRows(f"{root}.{shape.up[0]}", 1, units))
@@ -202,7 +201,7 @@ def find_head_rows(block: nn.Module, shape: BlockShape, root: str, shared: int, 
             yield UnitRows(f"{root}.{shape.query}", width, queries + number * shape.keys * width)
     else:
         for path in shape.projections:
-            rows = len(weight_matrix(block.get_submodule(path)))
+            rows, _ = linear_shape(block.get_submodule(path))
             if not alone or rows == queries:
                 yield UnitRows(f"{root}.{path}", shared * width if rows == queries else width)
 
