@@ -124,7 +124,7 @@ def compare_checkpoint(lineage: Lineage) -> Comparison:
         task,
         lineage.reference(judge),
         outputs,
-        judge.labels,
+        task.label_samples(judge.samples, judge.labels),
         tolerance=required_tolerance(task, goal),
         max_drop=find_max_drop(goal),
         per_row=judge.per_row,

@@ -21,12 +21,14 @@ class Scorer:
 
     score: takes the indices of samples (with repeats, when resampled) and returns the metric over them. weights: how
     much each sample counts in each of the parts that the metric is the mean of, [parts, samples]; one part for all but
-    means over classes. values: of each sample where the metric is their mean, [samples].
+    means over classes. values: of each sample where the metric is their mean, [samples]; weighted, if it is unbounded.
+    is_bounded: whether it is between 0 and 1, so that no sample can change by more.
     """
 
     score: Callable[[Array], float]
     weights: Array
     values: Array | None = None
+    is_bounded: bool = True
 
     def __call__(self, index: Array) -> float:
         """Compute the metric over some samples."""
@@ -157,6 +159,16 @@ def make_scorer(score: Callable[[Array], float], samples: int) -> Scorer:
 def make_mean_scorer(values: Array) -> Scorer:
     """Make a scorer that averages one value per sample. values: [samples]."""
     return Scorer(lambda index: float(values[index].mean()), np.ones((1, len(values))), values)
+
+
+def make_ratio_scorer(sums: Array, counts: Array) -> Scorer:
+    """Make a scorer of an unbounded mean over the items of all samples, 0 without items. sums, counts: of the items of
+    each sample, [samples]."""
+
+    def score(index: Array) -> float:
+        return float(sums[index].sum()) / max(int(counts[index].sum()), 1)
+
+    return Scorer(score, counts[None], sums / counts.clip(min=1), is_bounded=False)
 
 
 def make_f1_scorer(correct: Array, predicted: Array, expected: Array) -> Scorer:

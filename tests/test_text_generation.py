@@ -16,6 +16,7 @@ from served import running
 from compress.pipeline import compress
 from export.placements.split_decoder import split_decoder
 from export.sources import capture_graph
+from export.validation.drift import compare_outputs
 from laconic.arrays import Arrays
 from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.manifest import MODEL
@@ -132,6 +133,8 @@ def test_a_target_gets_the_distributions_of_the_module_and_nothing_else_does(fam
     ):
         expected, actual = original.run(inputs), session.run(inputs)
         np.testing.assert_allclose(actual["probabilities"], expected["probabilities"], atol=1e-4)
+        np.testing.assert_allclose(actual["log_likelihoods"], expected["log_likelihoods"], atol=1e-3)
+        assert (actual["log_likelihoods"] < 0).sum() == actual["log_likelihoods"][:, :-1].size
         filled = (actual["probabilities"] != 0).any(axis=-1)
         np.testing.assert_array_equal(filled, inputs["attention_mask"] == 1)
         assert filled.sum() == 9
@@ -221,6 +224,49 @@ def test_null_answers_fail_and_each_figure_tells_a_model_from_its_neighbour():
         assert figures["exp_minus_kl"].value < 0.5, name
 
 
+def test_perplexity_is_of_the_texts_own_tokens_and_of_marked_answers():
+    task = make_task()
+    samples = [
+        "the model learns the weights",
+        TargetedText("the cat", (5, 6, 7)),
+        mark_completion("the cat", " runs and learns the"),
+    ]
+    batch = task.encode(samples)
+    rng = np.random.default_rng(0)
+    likelihoods = -rng.random(batch["input_ids"].shape).astype(np.float32)
+    labels = task.label_samples(samples, None)
+    lengths = [len(prompt) for prompt, _ in task.divide(samples)]
+    answer = len(task.divide(samples)[2][1])
+    assert answer > 1
+    assert labels == [range(lengths[0] - 1), range(lengths[1] - 1), range(lengths[2] - 1, lengths[2] + answer - 2)]
+    counted = np.concatenate([row[each.start : each.stop] for row, each in zip(likelihoods, labels, strict=True)])
+    scorer = task.scorer({"log_likelihoods": likelihoods}, labels)
+    assert scorer(np.arange(3)) == pytest.approx(float(counted.mean()))
+    assert task.label_samples(["the"], None) is None
+
+
+def test_a_model_without_information_loses_perplexity_beyond_doubt():
+    rng = np.random.default_rng(0)
+    task = make_task()
+    labels = [range(10)] * 40
+    reference = {name: np.zeros((40, 10, 20), np.float32) for name in ("probabilities",)}
+    reference |= {"tokens": np.zeros((40, 10), np.int64)}
+    good = np.log(rng.uniform(0.2, 0.9, (40, 10))).astype(np.float32)
+    near = (good + rng.normal(0, 0.01, good.shape)).astype(np.float32)
+    uniform = np.full_like(good, -np.log(20))
+    verdicts = {}
+    for name, likelihoods in (("near", near), ("uniform", uniform)):
+        comparison = compare_outputs(
+            task, reference | {"log_likelihoods": good}, reference | {"log_likelihoods": likelihoods}, labels,
+            tolerance=task.tolerance, max_drop=0.01,
+        )  # fmt: skip
+        verdicts[name] = comparison.judge("metric_change")
+        low, high = comparison.intervals["perplexity_ratio"]
+        assert low < comparison.figures["perplexity_ratio"] < high
+    assert verdicts == {"near": "passed", "uniform": "failed"}
+    assert comparison.figures["perplexity"] == pytest.approx(20, rel=1e-5)
+
+
 def test_a_text_with_its_target_goes_to_another_process():
     again = pickle.loads(pickle.dumps(TargetedText("the cat", (5, 6))))
     assert (again, again.target) == ("the cat", (5, 6))
@@ -264,6 +310,12 @@ def test_an_artifact_is_proven_along_what_the_original_writes(artifacts):
     assert made[8].size > made[4].size
     figures = {name for each in made[8].manifest.verdict.information for name in each.figures}
     assert {"agreement", "prefix_kept", "exp_minus_kl"} <= figures
+    figures, interval = (getattr(made[8].manifest.verdict.drift[0], name) for name in ("figures", "intervals"))
+    low, high = interval["perplexity_ratio"]
+    assert 0.99 < low < figures["perplexity_ratio"] < high < 1.01
+    assert figures["perplexity"] / figures["perplexity_original"] == pytest.approx(
+        figures["perplexity_ratio"], abs=1e-5
+    )
     assert set(made[4].manifest.precision.values()) == {"int4-weight", "int8-weight"}
     assert {"model.onnx", "generation.json"} <= set(made[8].manifest.files)
 

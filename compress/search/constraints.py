@@ -41,9 +41,10 @@ def measure_quality(task: Task, reference: Arrays, outputs: Arrays, dataset: Dat
     """Compare outputs for a dataset with the original's, `reference`. seed: of the bootstrap."""
     fidelity = measure_fidelity(task, reference, outputs)
     mean, worst = float(fidelity.mean()), float(fidelity.min())
-    if dataset.labels is None:
+    labels = task.label_samples(dataset.samples, dataset.labels)
+    if labels is None:
         return Quality(mean, worst)
-    before, after = (task.scorer(finite, dataset.labels) for finite in make_finite(reference, outputs)[:2])
+    before, after = (task.scorer(finite, labels) for finite in make_finite(reference, outputs)[:2])
     low, _ = find_change_interval(before, after, per_row=dataset.per_row, seed=seed)
     drop = -measure_change(before, after, np.arange(len(fidelity)))
     return Quality(mean, worst, drop, drop + DOUBT_SHARE * (-low - drop))
@@ -69,7 +70,8 @@ class Constraints:
     @classmethod
     def from_goal(cls, goal: Goal, task: Task, choose: Dataset) -> "Constraints":
         """Derive the constraints from a goal. Raises DataError for a maximum drop without labels to measure it."""
-        if goal.max_drop is not None and choose.labels is None:
+        has_metric = task.label_samples(choose.samples, choose.labels) is not None
+        if goal.max_drop is not None and not has_metric:
             raise DataError(
                 "max_drop is a drop of the metric against labels, and the samples have none. "
                 'Give --data rows with a "label", or ask for a --fidelity'
@@ -77,7 +79,7 @@ class Constraints:
         counts = goal.max_drop is None or goal.fidelity is not None
         tolerance = tighten(required_tolerance(task, goal)) if counts else None
         latency = None if goal.max_latency is None else (1 - TIMING_NOISE) * goal.max_latency
-        max_drop = None if choose.labels is None else find_max_drop(goal)
+        max_drop = find_max_drop(goal) if has_metric else None
         prefers_speed = goal.max_drop is not None or (goal.max_latency is None and goal.max_size is None)
         return cls(tolerance, max_drop, latency, goal.max_size, prefers_speed)
 

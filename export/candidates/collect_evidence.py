@@ -51,7 +51,7 @@ def collect_evidence(
         deviation=deviation,
         original=original,
         artifact=artifact,
-        labels=judge.labels,
+        labels=task.label_samples(judge.samples, judge.labels),
         plain=plain,
         alone=alone,
         golden_agreement=golden_agreement,

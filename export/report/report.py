@@ -39,6 +39,9 @@ FIGURES = {
     "metric_original": "{metric}, original",
     "metric": "{metric}, artifact",
     "metric_change": "{metric}, change",
+    "perplexity_original": "perplexity, original",
+    "perplexity": "perplexity, artifact",
+    "perplexity_ratio": "perplexity, ratio",
     "skill": "share of what answers without information lack",
     "fidelity_of_null": "fidelity of answers without information",
 }

@@ -1,5 +1,6 @@
 """Drift: how far a model's answers are from the original's, on samples that no choice was made by."""
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,6 +18,9 @@ from laconic.artifacts.verdict import FEW, Comparison
 from laconic.tasks.answer_comparison import AnswerComparison
 from laconic.tasks.fidelity import make_finite, measure_fidelity
 from laconic.tasks.tolerance import Tolerance
+
+LARGEST = 700.0
+"""The largest exponent: of a larger one the exponential is no float."""
 
 KIND_SAMPLES = 10
 """The fewest samples of a kind that are compared on their own."""
@@ -52,6 +56,11 @@ def compare_outputs(
         figures |= {"metric_original": was, "metric": now, "metric_change": now - was}
         intervals["metric_change"] = find_change_interval(before, after, per_row=per_row, seed=seed)
         required["metric_change"] = -max_drop
+        if task.measures_perplexity:
+            low, high = intervals["metric_change"]
+            figures |= {"perplexity_original": find_perplexity(was), "perplexity": find_perplexity(now)}
+            figures["perplexity_ratio"] = find_perplexity(now - was)
+            intervals["perplexity_ratio"] = find_perplexity(high), find_perplexity(low)
     comparison = Comparison(
         subject="artifact",
         against="original",
@@ -61,6 +70,11 @@ def compare_outputs(
         required=required,
     )
     return comparison.model_copy(update={"needed": dict(list_needed(comparison))})
+
+
+def find_perplexity(log_likelihood: float) -> float:
+    """The perplexity of a mean log-likelihood of a token; of a change of it, the ratio of perplexities."""
+    return math.exp(min(-log_likelihood, LARGEST))
 
 
 def list_needed(comparison: Comparison) -> Iterator[tuple[str, int]]:

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from laconic.arrays import Arrays
 from laconic.quantization.graph import EXACTNESS
+from laconic.tasks.answer_comparison import Labels
 
 Describe = Callable[[int], str]
 """Takes the place of a sample, and says where it comes from."""
@@ -46,7 +47,7 @@ class Evidence:
     deviation: GraphDeviation | None
     original: Arrays
     artifact: Arrays
-    labels: list[Any] | None
+    labels: Labels
     plain: Arrays
     alone: Arrays
     together: Arrays

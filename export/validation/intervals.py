@@ -51,7 +51,7 @@ def find_change_interval(before: Scorer, after: Scorer, *, per_row: int = 1, see
     """
     if per_row == 1 and before.values is not None and after.values is not None:
         was, now = before.values, after.values
-        if set(np.unique([was, now])) <= {0.0, 1.0}:
+        if before.is_bounded and set(np.unique([was, now])) <= {0.0, 1.0}:
             return find_paired_share_interval(int((now > was).sum()), int((was > now).sum()), len(was))
     rows = before.weights.shape[1] // per_row
     change = partial(measure_change, before, after)
@@ -61,12 +61,21 @@ def find_change_interval(before: Scorer, after: Scorer, *, per_row: int = 1, see
     draws = [change((rng.integers(0, rows, rows)[:, None] * per_row + offsets).ravel()) for _ in range(ROUNDS)]
     low, high = np.percentile(draws, [100 * (1 - CONFIDENCE) / 2, 100 * (1 + CONFIDENCE) / 2])
     unseen = max(find_unseen_change(before, per_row), find_unseen_change(after, per_row))
+    if not before.is_bounded:
+        unseen *= measure_largest_change(before, after)
     return float(found - np.hypot(found - low, unseen)), float(found + np.hypot(high - found, unseen))
 
 
 def measure_change(before: Scorer, after: Scorer, index: Array) -> float:
     """The change of a metric over some samples."""
     return after(index) - before(index)
+
+
+def measure_largest_change(before: Scorer, after: Scorer) -> float:
+    """The largest change of a sample: what no sample showed is taken to change an unbounded metric by no more."""
+    assert before.values is not None
+    assert after.values is not None
+    return float(np.abs(after.values - before.values).max())
 
 
 def find_paired_share_interval(gained: int, lost: int, samples: int) -> Interval:

@@ -156,16 +156,17 @@ def measure_agreement(first: Artifact, second: Artifact, data: Path, runtime: st
         with artifact.open(runtime, threads=cores()) as session:
             predictions.append(predict(session, artifact.task(), dataset))
     fidelity = measure_fidelity(task, *predictions)
-    agreements = task.agreements(*make_finite(*predictions)[:2], dataset.labels)
+    labels = task.label_samples(dataset.samples, dataset.labels)
+    agreements = task.agreements(*make_finite(*predictions)[:2], labels)
     figures: dict[str, Any] = {
         "samples": len(dataset),
         "fidelity": float(fidelity.mean()),
         "fidelity_worst": float(fidelity.min()),
         **{each.name: each.value for each in agreements if each.subject == ALL},
     }
-    if dataset.labels is not None:
+    if labels is not None:
         every = np.arange(len(dataset))
-        one, two = (task.scorer(each, dataset.labels)(every) for each in predictions)
+        one, two = (task.scorer(each, labels)(every) for each in predictions)
         figures |= {"metric": task.metric, "metric_a": float(one), "metric_b": float(two)}
     return figures
 

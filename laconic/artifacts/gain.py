@@ -62,6 +62,11 @@ def list_fidelity(comparison: Comparison, metric: str, kind: str) -> Iterator[Ga
         doubt = "" if state == "passed" else f", {state}"
         change = f"{figures['metric_change']:+.4f} ({low:+.4f} to {high:+.4f}){doubt}"
         yield GainRow(metric, f"{before:.4f}", f"{after:.4f}", change)
+    if "perplexity_ratio" in figures and "perplexity_ratio" in intervals:
+        low, high = intervals["perplexity_ratio"]
+        before, after = (figures.get(name, math.nan) for name in ("perplexity_original", "perplexity"))
+        change = f"x {figures['perplexity_ratio']:.4f} ({low:.4f} to {high:.4f})"
+        yield GainRow("perplexity", f"{before:.3f}", f"{after:.3f}", change)
 
 
 KIND_FIGURES = {"fidelity_p5": "5th percentile", "fidelity_worst": "worst"}

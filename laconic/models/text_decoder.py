@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers import DynamicCache, GenerationMixin
 
 from laconic.errors import SourceError
 from laconic.models.decoder_cache import describe_logits, make_cache
 from laconic.models.language_model import LanguageModel
 from laconic.models.pretrained import WritingModel, quiet
-from laconic.tasks.decoder_tensors import GROUPS, OUTPUTS, CacheShape
+from laconic.tasks.decoder_tensors import GROUPS, LOG_LIKELIHOODS, OUTPUTS, CacheShape
 from laconic.tasks.generation_settings import LONGEST, UNSTATED_LENGTH, GenerationSettings, as_ids
 
 
@@ -25,7 +26,7 @@ class TextDecoder(LanguageModel, WritingModel):
     width] float32, key and value of each layer in turn.
 
     Returns `probabilities`, [batch, seq, groups] float32, summed over groups of tokens, zeros where they are not
-    wanted; and `tokens`, [batch, seq] int64.
+    wanted; `tokens`, [batch, seq] int64; and `log_likelihoods` of the token that follows each, [batch, seq] float32.
     """
 
     def forward(  # type: ignore[override]  # it returns the distributions of more tokens than the last
@@ -34,7 +35,8 @@ class TextDecoder(LanguageModel, WritingModel):
         answer = self.model(
             input_ids=input_ids, position_ids=position_ids, past_key_values=make_cache(past), use_cache=True
         )
-        return dict(zip(OUTPUTS, describe_logits(answer.logits, attention_mask, GROUPS), strict=True))
+        described = dict(zip(OUTPUTS, describe_logits(answer.logits, attention_mask, GROUPS), strict=True))
+        return described | {LOG_LIKELIHOODS: measure_log_likelihoods(answer.logits, input_ids)}
 
     @torch.no_grad()
     def compute_past(self, ids: Tensor) -> Tensor:
@@ -55,6 +57,15 @@ class TextDecoder(LanguageModel, WritingModel):
                 repetition_penalty=1.0, no_repeat_ngram_size=0,
             )  # fmt: skip
         return written[:, ids.shape[1] :]
+
+
+def measure_log_likelihoods(logits: Tensor, ids: Tensor) -> Tensor:
+    """Measure the log-likelihood of the token that follows each one, 0 at the last: [batch, seq].
+
+    logits: [batch, seq, vocabulary]. ids: [batch, seq] int64.
+    """
+    chosen = logits[:, :-1].gather(-1, ids[:, 1:, None]).squeeze(-1)
+    return functional.pad(chosen - logits[:, :-1].logsumexp(dim=-1), (0, 1))
 
 
 def align_right(ids: Tensor, mask: Tensor, pad_id: int) -> tuple[Tensor, Tensor]:

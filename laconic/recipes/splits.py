@@ -121,6 +121,8 @@ def find_most(judge: Dataset, goal: Goal, part: TestPart) -> dict[str, int]:
 def check_labels(judge: Dataset, task: Task | type[Task], max_drop: float | None) -> None:
     """Raise DataError where a metric is limited that the samples to judge by cannot give: without labels, or with one
     class alone."""
+    if task.measures_perplexity:
+        return
     if max_drop is not None and judge.labels is None:
         raise DataError(
             f"the goal limits the drop of a metric (max_drop), and {judge.name} has no labels. Give labelled samples; "

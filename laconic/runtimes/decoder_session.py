@@ -15,12 +15,14 @@ from laconic.errors import RuntimeFailure
 from laconic.runtimes.decoder_file import LOGITS, find_cache, past_name, present_name, read_file_inputs
 from laconic.runtimes.runtime import Kernel, Session
 from laconic.tasks.decoder_tensors import (
+    LOG_LIKELIHOODS,
     NEW_TOKENS,
     POSITION_IDS,
     PROBABILITIES,
     SEQUENCES,
     TOKENS,
     group_probabilities,
+    measure_log_likelihoods,
 )
 from laconic.tasks.generation_settings import GenerationSettings
 
@@ -44,7 +46,11 @@ class DecoderSession(Session):
         ids, mask = inputs["input_ids"], inputs["attention_mask"]
         if POSITION_IDS in inputs:
             logits = self.decode(ids, inputs[POSITION_IDS], self.make_empty(len(ids)))[LOGITS]
-            return {PROBABILITIES: group_probabilities(logits) * mask[..., None], TOKENS: logits.argmax(axis=-1)}
+            return {
+                PROBABILITIES: group_probabilities(logits) * mask[..., None],
+                TOKENS: logits.argmax(axis=-1),
+                LOG_LIKELIHOODS: measure_log_likelihoods(logits, ids),
+            }
         settings = GenerationSettings.of_length(int(inputs[NEW_TOKENS])) if NEW_TOKENS in inputs else self.generation
         if settings is None:
             raise RuntimeFailure("nothing says how this model writes. Give it position_ids")

@@ -26,6 +26,9 @@ class AnswerComparison(NamedTask, ABC):
     tolerance: ClassVar[Tolerance]
     """How faithful an artifact must be where a goal says nothing."""
 
+    measures_perplexity: ClassVar[bool] = False
+    """Whether the metric is the mean log-likelihood of a token: minus it is the logarithm of the perplexity."""
+
     @abstractmethod
     def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
         """Return the similarity of each answer to its reference, [samples] float64; 1 = identical."""
@@ -53,6 +56,11 @@ class AnswerComparison(NamedTask, ABC):
         The fidelity of the best of them is what chance gives; the verdict asks how much better an artifact is.
         """
         return {"constant": repeat_mean(reference), "shuffled": shuffle_rows(reference)}
+
+    def label_samples(self, samples: Sequence[Any], labels: Labels) -> Labels:
+        """Return what the metric compares outputs with: the labels; tasks that learn from samples alone make them of
+        these."""
+        return labels
 
     def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
         """Return the metric of these outputs against labels, as a function of sample indices; higher is better.

@@ -10,12 +10,14 @@ from tokenizers import Tokenizer
 
 from laconic.arrays import Array, Arrays
 from laconic.errors import CorruptArtifact, InputError
+from laconic.metrics import Scorer, make_ratio_scorer
 from laconic.tasks.agreement import Agreement, share_of
 from laconic.tasks.answer_comparison import Labels
 from laconic.tasks.assets import PREPROCESS, read_asset
 from laconic.tasks.causal_lm import CHAT, COMPLETION, MESSAGES, PROMPT, CausalLm
 from laconic.tasks.chat_template import ChatTemplate, MarkedText
 from laconic.tasks.decoder_tensors import (
+    LOG_LIKELIHOODS,
     NEW_TOKENS,
     PAST,
     POSITION_IDS,
@@ -48,9 +50,14 @@ class TextGeneration(WrittenText, CausalLm):
 
     What follows the prompt, its target, is the marked answer, the last one of a chat; where none is marked, what the
     original writes greedily. The distributions of the next token along the target are compared.
+
+    The metric is the mean log-likelihood of the tokens of marked answers, but for the last token of each, and where
+    none is marked of the prompt's behind the first. Minus it is the logarithm of the perplexity.
     """
 
     name = "text-generation"
+    metric = "log-likelihood of a token"
+    measures_perplexity = True
     columns = (MESSAGES, PROMPT, COMPLETION)
     objective = "next-token"
     architectures = ()
@@ -210,6 +217,28 @@ class TextGeneration(WrittenText, CausalLm):
         kept = np.logical_and.accumulate(same, axis=1) & filled
         yield Agreement("prefix_kept", float((kept.sum(axis=1) / filled.sum(axis=1).clip(min=1)).mean()))
         yield Agreement("exp_minus_kl", float(np.exp(-measure_divergence(reference, candidate).mean())))
+
+    def null_answers(self, reference: Arrays) -> dict[str, Arrays]:
+        """Return those of `WrittenText`, without likelihoods: they are of the text's own tokens."""
+        compared = {name: array for name, array in reference.items() if name != LOG_LIKELIHOODS}
+        return super().null_answers(compared)
+
+    def label_samples(self, samples: Sequence[Any], labels: Labels) -> Labels:
+        """Return the places of the tokens whose successor's likelihood counts, a range for each sample; None where
+        no token counts."""
+        parts = self.divide(samples)
+        places = [
+            range(len(prompt) - 1, len(prompt) + len(target) - 2)
+            if isinstance(sample, MarkedText)
+            else range(len(prompt) - 1)
+            for sample, (prompt, target) in zip(samples, parts, strict=True)
+        ]
+        return places if any(places) else None
+
+    def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
+        rows = zip(outputs[LOG_LIKELIHOODS], labels, strict=True)
+        sums = [row[places.start : places.stop].sum(dtype=np.float64) for row, places in rows]
+        return make_ratio_scorer(np.array(sums), np.array([len(places) for places in labels]))
 
     def decode(self, outputs: Arrays, samples: Sequence[Any]) -> list[Any]:
         """Return the text that was written after each prompt; of a target the likeliest tokens."""

@@ -65,7 +65,10 @@ def list_figures(comparison: Comparison, metric: str) -> list[dict[str, str]]:
     figures = []
     if "fidelity" in values:
         figures.append((format_fidelity(values["fidelity"]), "mean fidelity to the original; 1 is identical"))
-    if "metric" in values and "metric_original" in values:
+    if "perplexity" in values and "perplexity_original" in values:
+        change = f"{values['perplexity_original']:.3f} → {values['perplexity']:.3f}"
+        figures.append((change, "perplexity, before and after"))
+    elif "metric" in values and "metric_original" in values:
         figures.append(
             (
                 f"{values['metric_original']:.4f} → {values['metric']:.4f}",
