@@ -287,11 +287,13 @@ class EngineBuild:
     def measure(self, chosen: EngineCandidate) -> Measurements:
         """Time the chosen candidate and the original, and make the content of measured.json; without timings where the
         engine is not on this machine."""
-        times = [] if chosen.option.reference else time_chosen(chosen, self.lineage.source, self.steps)
+        is_here = not chosen.option.reference
+        times, writing = time_chosen(chosen, self.lineage.source, self.steps) if is_here else ((), ())
         timings = [time for time in times if time.engine == chosen.option.name]
         return Measurements(
             machine=this_machine(),
-            timings=tuple(times),
+            timings=times,
+            writing=writing,
             # From the faster quartile of the runs: throughput is flat around the knee, and other load shifts medians.
             knee=find_knee({time.batch: time.quartiles[0] for time in timings}) if timings else DEFAULT_KNEE,
             stages=dict(self.steps.seconds),

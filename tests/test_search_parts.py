@@ -165,6 +165,8 @@ def test_a_drop_needs_labels_and_without_any_goal_the_task_says_how_faithful():
         Constraints.from_goal(Goal(max_drop="1%"), task, make_dataset(task.examples(8), task))
     task = classifier_task()
     few = make_dataset(task.examples(8), task)
+    with pytest.raises(UsageError, match=r"a search does not look for goal\.min_tokens"):
+        Constraints.from_goal(Goal(min_tokens_per_second=30), task, few)
     constraints = Constraints.from_goal(Goal(), task, few)
     assert constraints.prefers_speed
     assert constraints.shortfall(Quality(1, 1)) == 0

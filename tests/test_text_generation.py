@@ -19,6 +19,7 @@ from export.sources import capture_graph
 from export.validation.drift import compare_outputs
 from laconic.arrays import Arrays
 from laconic.artifacts.artifact import Artifact
+from laconic.artifacts.gain import list_gains
 from laconic.artifacts.manifest import MODEL
 from laconic.cache import Cache
 from laconic.errors import CorruptArtifact, InputError, RuntimeFailure, SourceError
@@ -280,6 +281,10 @@ def test_prompts_are_moved_to_the_right_end_of_their_rows():
     assert told.tolist() == [[0, 1, 1], [1, 1, 1]]
 
 
+OUT_OF_REACH = {"max_divergence": 1e-9, "max_first_token": "1 ns", "min_tokens_per_second": 1e9}
+MISSED = ("divergence of the next token is ", "time to the first token is ", "the tokens behind the first come at ")
+
+
 @pytest.fixture(scope="module")
 def artifacts(tmp_path_factory):
     """Llama with weights in 8 and in 4 bits, from texts without answers."""
@@ -294,11 +299,13 @@ def artifacts(tmp_path_factory):
             "task": TASK,
             "data": {"calibrate": str(folder / "texts.txt")},
             "stages": [{"quantize.weights": {"bits": bits, "group_size": 16}}],
-            "goal": {"fidelity": 0.5},
+            "goal": {"fidelity": 0.5} | OUT_OF_REACH,
             "engine_only": "openvino",
         }
         destination = folder / f"llama{bits}.laconic"
-        made[bits] = compress(Recipe.parse(recipe), destination, steps=QUIET, cache=Cache(folder / "cache")).artifact
+        result = compress(Recipe.parse(recipe), destination, steps=QUIET, cache=Cache(folder / "cache"))
+        assert [sum(each.startswith(said) for said in MISSED) for each in result.missed if "goal" in each] == [1] * 3
+        made[bits] = result.artifact
     return made, texts
 
 
@@ -316,6 +323,10 @@ def test_an_artifact_is_proven_along_what_the_original_writes(artifacts):
     assert figures["perplexity"] / figures["perplexity_original"] == pytest.approx(
         figures["perplexity_ratio"], abs=1e-5
     )
+    original, artifact = made[8].measured.writing
+    assert (original.engine, original.prompt) == ("original", artifact.prompt)
+    rows = {row.figure for row in list_gains(made[8].manifest, made[8].measured, "")}
+    assert {"perplexity", "time to first token", "tokens behind it"} <= rows
     assert set(made[4].manifest.precision.values()) == {"int4-weight", "int8-weight"}
     assert {"model.onnx", "generation.json"} <= set(made[8].manifest.files)
 

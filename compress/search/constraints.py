@@ -7,7 +7,7 @@ import numpy as np
 from export.validation.intervals import find_change_interval, measure_change
 from laconic.arrays import Arrays
 from laconic.data.dataset import Dataset
-from laconic.errors import DataError
+from laconic.errors import DataError, UsageError
 from laconic.recipes.goal import Goal, find_max_drop, required_tolerance, tighten
 from laconic.tasks.fidelity import make_finite, measure_fidelity
 from laconic.tasks.task import Task
@@ -20,6 +20,10 @@ standard error. Of 256 samples, one lost sample meets a limit of 1 %; two lost a
 
 TIMING_NOISE = 0.05
 """The share of a latency limit that is reserved for timing noise."""
+
+
+WRITING = ("max_divergence", "max_first_token", "min_tokens_per_second")
+"""The parts of a goal that only the finished artifact is judged by."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,11 @@ class Constraints:
 
     @classmethod
     def from_goal(cls, goal: Goal, task: Task, choose: Dataset) -> "Constraints":
-        """Derive the constraints from a goal. Raises DataError for a maximum drop without labels to measure it."""
+        """Derive the constraints from a goal. Raises DataError for a maximum drop without labels to measure it,
+        UsageError for what no search looks for."""
+        for key in WRITING:
+            if getattr(goal, key) is not None:
+                raise UsageError(f"a search does not look for goal.{key}. Limit the fidelity, max_drop or max_latency")
         has_metric = task.label_samples(choose.samples, choose.labels) is not None
         if goal.max_drop is not None and not has_metric:
             raise DataError(

@@ -14,8 +14,8 @@ from laconic.models.source import Source
 from laconic.progress import Steps
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan_file import digest_plan
-from laconic.timing.benchmark import BATCHES, TRIAL_BATCHES, benchmark_sessions
-from laconic.timing.measurements import ORIGINAL, Timing
+from laconic.timing.benchmark import BATCHES, TRIAL_BATCHES, benchmark_sessions, measure_writing
+from laconic.timing.measurements import ORIGINAL, Timing, WritingSpeed
 
 
 def race(
@@ -65,11 +65,14 @@ def time_candidates(candidates: Sequence[EngineCandidate], source: Source, steps
         return speedups
 
 
-def time_chosen(chosen: EngineCandidate, source: Source, steps: Steps) -> list[Timing]:
-    """Time the chosen candidate and the original at every batch size: latency and throughput."""
+def time_chosen(
+    chosen: EngineCandidate, source: Source, steps: Steps
+) -> tuple[tuple[Timing, ...], tuple[WritingSpeed, ...]]:
+    """Time the chosen candidate and the original at every batch size, latency and throughput, and how fast they
+    write."""
     with steps.step("measure latency and throughput", len(BATCHES)) as step, ExitStack() as stack:
         sessions = {ORIGINAL: stack.enter_context(source.open(1))}
         sessions[chosen.option.name] = stack.enter_context(chosen.option.open(chosen.model, 1))
         times = benchmark_sessions(sessions, source.task, baseline=ORIGINAL, batches=BATCHES, threads=1, step=step)
         step.note = f"{max(time.speedup for time in times if time.engine != ORIGINAL):.2f} x at best"
-        return list(times)
+        return tuple(times), tuple(measure_writing(sessions, source.task))

@@ -1,16 +1,20 @@
 """The parts of a goal that an artifact does not meet, each in a sentence."""
 
+import math
 from collections.abc import Iterator
 
 from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.verdict import Comparison
 from laconic.recipes.goal import Goal
 from laconic.runtimes.product import NOT_TOLD, Product
-from laconic.timing.measurements import Measurements
+from laconic.timing.measurements import ORIGINAL, Measurements
 from laconic.units import format_bytes, format_percent, format_seconds
 
 NAMED_PRODUCTS = 3
 """The most products of a kind outside INT8 that are named where the goal asks for more of it."""
+KEPT = "exp_minus_kl"
+"""The figure of a verdict that is the exponential of minus the mean divergence."""
+WRITES_NOTHING = "the model writes nothing that was compared"
 UNASKED_FOR = "the recipe does not quantize it"
 
 
@@ -28,6 +32,7 @@ def find_failures(artifact: Artifact, goal: Goal) -> Iterator[str]:
         yield f"size is {format_bytes(artifact.size)}, the goal is {format_bytes(goal.max_size)}"
     if goal.int8_share is not None:
         yield from find_int8_missed(artifact.measured, goal.int8_share)
+    yield from find_writing_missed(artifact, goal)
     if goal.max_latency is None:
         return
     lone = artifact.measured.lone_latency
@@ -35,6 +40,29 @@ def find_failures(artifact: Artifact, goal: Goal) -> Iterator[str]:
         yield f"latency was not measured, the goal is {format_seconds(goal.max_latency)}: the engine is not here"
     elif lone > goal.max_latency:
         yield f"latency is {format_seconds(lone)}, the goal is {format_seconds(goal.max_latency)}"
+
+
+def find_writing_missed(artifact: Artifact, goal: Goal) -> Iterator[str]:
+    """Yield a sentence for each part of the goal that is for models that write, and is not met."""
+    if goal.max_divergence is not None:
+        information = artifact.manifest.verdict.information if artifact.manifest.verdict else ()
+        kept = next((each.figures[KEPT] for each in information if KEPT in each.figures), None)
+        divergence = None if kept is None else -math.log(kept) if kept > 0 else math.inf
+        if divergence is None:
+            yield f"the goal is a divergence of {goal.max_divergence:g}: {WRITES_NOTHING}"
+        elif divergence > goal.max_divergence:
+            yield f"divergence of the next token is {divergence:.3g} nats, the goal is {goal.max_divergence:g}"
+    speed = next((each for each in artifact.measured.writing if each.engine != ORIGINAL), None)
+    if speed is None:
+        if goal.max_first_token is not None or goal.min_tokens_per_second is not None:
+            yield f"the goal limits how fast answers are written: {WRITES_NOTHING}, or its engine is not here"
+        return
+    if goal.max_first_token is not None and speed.first_token > goal.max_first_token:
+        seconds, limit = format_seconds(speed.first_token), format_seconds(goal.max_first_token)
+        yield f"time to the first token is {seconds}, the goal is {limit}"
+    if goal.min_tokens_per_second is not None and speed.tokens_per_second < goal.min_tokens_per_second:
+        rate, least = speed.tokens_per_second, goal.min_tokens_per_second
+        yield f"the tokens behind the first come at {rate:.1f}/s, the goal is {least:g}/s"
 
 
 def find_doubts(artifact: Artifact, goal: Goal) -> Iterator[str]:

@@ -14,7 +14,7 @@ from laconic.hardware import this_machine
 from laconic.hashing import seal
 from laconic.progress import Steps
 from laconic.runtimes.runtime import Session
-from laconic.timing.benchmark import BATCHES, benchmark_sessions
+from laconic.timing.benchmark import BATCHES, benchmark_sessions, measure_writing
 from laconic.timing.measurements import ORIGINAL, Measurements, Timing, find_knee
 
 
@@ -97,10 +97,12 @@ def tune(path: Path, original: Session | None = None, *, threads: int = 1, steps
         times = benchmark_sessions(
             sessions, artifact.task(), baseline=next(iter(sessions)), batches=BATCHES, threads=threads, step=step
         )
+        writing = measure_writing(sessions, artifact.task())
         latencies = {time.batch: time.quartiles[0] for time in times if time.engine == name}
         kernels = session.kernels()
         step.note = f"best at {find_knee(latencies)} rows"
     updates = {"machine": this_machine(), "timings": tuple(times), "knee": find_knee(latencies)}
+    updates["writing"] = tuple(writing)
     updates["products"] = audit_placement(
         artifact.measured.products, artifact.manifest, choice.placement, choice.engine.name, kernels
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from laconic.artifacts.manifest import Manifest
 from laconic.artifacts.verdict import Comparison
-from laconic.timing.measurements import ORIGINAL, DynamicBaseline, Measurements, Timing
+from laconic.timing.measurements import ORIGINAL, DynamicBaseline, Measurements, Timing, WritingSpeed, find_pair
 from laconic.units import format_bytes, format_fidelity, format_seconds
 
 
@@ -36,6 +36,9 @@ def list_gains(manifest: Manifest, measured: Measurements, metric: str) -> Itera
         threads = "1 thread" if pair[1].threads == 1 else f"{pair[1].threads} threads"
         length = f", length {pair[1].length}" if pair[1].length else ""
         yield GainRow("throughput", old, new, f"batch {measured.knee}{length}, {threads}")
+    writing = find_pair(measured.writing)
+    if writing:
+        yield from list_writing(*writing)
     drift = manifest.verdict.drift if manifest.verdict else ()
     for comparison in drift[:1]:
         yield from list_fidelity(comparison, metric, "unseen" if manifest.data else "made-up")
@@ -43,6 +46,15 @@ def list_gains(manifest: Manifest, measured: Measurements, metric: str) -> Itera
         yield format_kind(comparison)
     if measured.dynamic:
         yield format_dynamic(measured.dynamic)
+
+
+def list_writing(original: WritingSpeed, artifact: WritingSpeed) -> Iterator[GainRow]:
+    """List rows for the time to the first token of a lone answer, and for the tokens behind it."""
+    old, new = original.first_token, artifact.first_token
+    change = f"{old / new:.2f} x, prompt of {artifact.prompt} tokens"
+    yield GainRow("time to first token", format_seconds(old), format_seconds(new), change)
+    was, now = original.tokens_per_second, artifact.tokens_per_second
+    yield GainRow("tokens behind it", f"{was:.1f} tokens/s", f"{now:.1f} tokens/s", f"{now / was:.2f} x")
 
 
 def list_fidelity(comparison: Comparison, metric: str, kind: str) -> Iterator[GainRow]:

@@ -1,5 +1,7 @@
 """The goal of a recipe, and the tolerance that it requires."""
 
+from pydantic import Field
+
 from laconic.config import Strict
 from laconic.tasks.task import Task
 from laconic.tasks.tolerance import Tolerance
@@ -29,8 +31,10 @@ class Goal(Strict):
 
     fidelity, worst: the mean and the lowest fidelity over the samples (1 = identical outputs). max_drop: the largest
     decrease of the task's metric against labels, relative to the original's; the 95 % interval must keep to it as a
-    whole. max_latency: seconds for one sample.
-    max_size: bytes. int8_share: the least share of the multiply-adds of one sample that run in INT8.
+    whole. max_latency: seconds for one sample. max_size: bytes. int8_share: the least share of the multiply-adds of one
+    sample that run in INT8. Of models that write, max_divergence: the largest mean Kullback-Leibler divergence of the
+    next token's distributions from the original's, in nats; max_first_token: seconds to the first token of a lone
+    answer; min_tokens_per_second: of the tokens behind it.
     """
 
     fidelity: Share | None = None
@@ -38,6 +42,9 @@ class Goal(Strict):
     max_drop: Share | None = None
     max_latency: Seconds | None = None
     max_size: Bytes | None = None
+    max_divergence: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    max_first_token: Seconds | None = None
+    min_tokens_per_second: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     int8_share: Share | None = None
 
 

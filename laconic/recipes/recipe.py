@@ -197,7 +197,7 @@ class Recipe(Origin):
         """
         built = [(step, step.make_stage()) for step in self.stages]
         if self.to == "checkpoint":
-            for key in ("max_latency", "int8_share"):
+            for key in ("max_latency", "int8_share", "max_first_token", "min_tokens_per_second"):
                 if getattr(self.goal, key) is not None:
                     raise RecipeError(
                         f"goal.{key} is for artifacts, which run on an engine. Leave it out for a checkpoint"

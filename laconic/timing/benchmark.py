@@ -11,8 +11,9 @@ import numpy as np
 from laconic.arrays import Array
 from laconic.progress import Step, Steps
 from laconic.runtimes.runtime import Session
+from laconic.tasks.decoder_tensors import NEW_TOKENS
 from laconic.tasks.processing import Processing
-from laconic.timing.measurements import Timing
+from laconic.timing.measurements import Timing, WritingSpeed
 
 LENGTH = 128
 """Default size of the dynamic axes: tokens of a text."""
@@ -74,6 +75,34 @@ def benchmark_sessions(
         row = sum(map(sum, seconds.values())) / len(seconds[baseline]) / batch
         step.advance()
     return timings
+
+
+def measure_writing(
+    sessions: Mapping[str, Session], task: Processing, *, length: int = LENGTH, rounds: int = ROUNDS
+) -> list[WritingSpeed]:
+    """Measure how fast each session writes a lone answer, interleaved; nothing for a task whose model does not write.
+
+    length: of the prompt. The time to the first token is that of an answer of one token; the others' is what a longer
+    answer takes beyond it.
+    """
+    inputs = task.timed(1, length)
+    if NEW_TOKENS not in inputs:
+        return []
+    count = int(inputs[NEW_TOKENS])
+    runs = {
+        f"{name}, {tokens}": partial(session.run, {**inputs, NEW_TOKENS: np.array(tokens)})
+        for name, session in sessions.items()
+        for tokens in (1, count)
+    }
+    seconds = {name: np.array(values) for name, values in interleave(runs, rounds=rounds).items()}
+    prompt = find_free_length(inputs, task)
+    speeds = []
+    for name in sessions:
+        first, whole = (float(np.median(seconds[f"{name}, {tokens}"])) for tokens in (1, count))
+        # Of a tiny model the difference may be noise: it is no less than a tenth of the whole.
+        rest = max(whole - first, whole / 10)
+        speeds.append(WritingSpeed(engine=name, prompt=prompt, first_token=first, tokens_per_second=(count - 1) / rest))
+    return speeds
 
 
 def is_falling(timings: Sequence[Timing]) -> bool:

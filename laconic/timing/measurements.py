@@ -1,5 +1,7 @@
 """The measurements in an artifact: timings, the machine, durations, and the trials of a search."""
 
+from collections.abc import Sequence
+
 from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from laconic.hardware import Machine
@@ -36,6 +38,21 @@ class Timing(BaseModel):
     def rows_per_second(self) -> float:
         """Throughput, in rows per second."""
         return self.batch / self.seconds
+
+
+class WritingSpeed(BaseModel):
+    """How fast one model writes a lone answer, interleaved with the other models.
+
+    engine: as of a Timing. prompt: tokens. first_token: seconds to the first token, the median. tokens_per_second: of
+    the tokens behind the first, the median.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    engine: str
+    prompt: NonNegativeInt
+    first_token: PositiveFloat
+    tokens_per_second: PositiveFloat
 
 
 class TrialRecord(BaseModel):
@@ -94,19 +111,20 @@ class DynamicBaseline(BaseModel):
 class Measurements(BaseModel):
     """Everything about an artifact that differs from run to run; the content of measured.json.
 
-    timings: empty where the engine was not on the machine. knee: the smallest batch whose throughput is within 5 % of
-    the best, in rows; the server batches up to it. stages: seconds per step of the run. seconds: duration of each stage
-    in the history, by the key of its record. peak_memory: bytes. report: SHA-256 of report.html. original_size: bytes
-    of the source's weights. arithmetic: the share of the weights that each arithmetic multiplies with, as the engine
-    reports it. products: the products of the model, each with the kernel that runs; empty in artifacts of earlier
-    versions. search: the trials, if a search found the artifact.
-    dynamic: another form of an ONNX file; None where it was not compared.
+    timings: empty where the engine was not on the machine. writing: of models that write. knee: the smallest batch
+    whose throughput is within 5 % of the best, in rows; the server batches up to it. stages: seconds per step of the
+    run. seconds: duration of each stage in the history, by the key of its record. peak_memory: bytes. report: SHA-256
+    of report.html. original_size: bytes of the source's weights. arithmetic: the share of the weights that each
+    arithmetic multiplies with, as the engine reports it. products: the products of the model, each with the kernel that
+    runs; empty in artifacts of earlier versions. search: the trials, if a search found the artifact. dynamic: another
+    form of an ONNX file; None where it was not compared.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     machine: Machine
     timings: tuple[Timing, ...]
+    writing: tuple[WritingSpeed, ...] = ()
     knee: PositiveInt
     stages: dict[str, float]
     peak_memory: NonNegativeInt
@@ -135,6 +153,13 @@ class Measurements(BaseModel):
     def lone_latency(self) -> float | None:
         """Latency of the artifact for one sample, in seconds; None if nothing was timed."""
         return next((time.seconds for time in self.timings if time.engine != ORIGINAL and time.batch == 1), None)
+
+
+def find_pair(speeds: Sequence[WritingSpeed]) -> tuple[WritingSpeed, WritingSpeed] | None:
+    """Find the speeds of the original and of the artifact; None where nothing was written."""
+    original = next((each for each in speeds if each.engine == ORIGINAL), None)
+    artifact = next((each for each in speeds if each.engine != ORIGINAL), None)
+    return (original, artifact) if original and artifact else None
 
 
 def find_knee(seconds: dict[int, float], *, slack: float = 0.05) -> int:
