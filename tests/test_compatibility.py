@@ -81,7 +81,7 @@ def test_a_clip_is_refused_with_the_reason_where_it_is_excluded(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_way_over_the_ranks_is_asked_about(name, way):
     kind = find(name)
-    fault = find_conflict(given(name, *kind.requires[:1]), ADAMW, parallelism=way)
+    fault = find_conflict(given(name, *kind.requires[:1]), ADAMW, parallelism=[way])
     refused = [each for each in (name, *kind.requires[:1]) if way in find(each).excludes]
     assert (fault is None) == (not refused)
     if refused:

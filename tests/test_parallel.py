@@ -117,21 +117,22 @@ def content_of(state):
 # What the ranks do
 
 
-def as_rank(scene, rank, port, folder):
-    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-    os.environ |= world | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+def as_rank(scene, rank, world, port, folder):
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
+    os.environ |= place | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     scene(rank, folder)
 
 
-def by_two_ranks(scene, folder, monkeypatch):
-    """Let two processes do it; gives their exit codes. A process that has imported this module is forked into both."""
+def by_two_ranks(scene, folder, monkeypatch, world=2):
+    """Let two processes do it, or more; gives their exit codes. A process that has imported this module is forked into
+    all of them."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
-    processes = [context.Process(target=as_rank, args=(scene, rank, port, folder)) for rank in range(2)]
+    processes = [context.Process(target=as_rank, args=(scene, rank, world, port, folder)) for rank in range(world)]
     for process in processes:
         process.start()
     multiprocessing.connection.wait([process.sentinel for process in processes], SECONDS)
@@ -470,17 +471,21 @@ def test_python_m_laconic_is_the_command():
 @pytest.mark.parametrize(
     ("mesh", "world", "expected"),
     [
-        ({}, 1, (1, 1)),
-        ({}, 8, (8, 1)),
-        ({"shard": None}, 8, (1, 8)),
-        ({"shard": 4}, 8, (2, 4)),
-        ({"replicate": 2, "shard": None}, 8, (2, 4)),
+        ({}, 1, (1, 1, 1, 1)),
+        ({}, 8, (1, 8, 1, 1)),
+        ({"shard": None}, 8, (1, 1, 8, 1)),
+        ({"shard": 4}, 8, (1, 2, 4, 1)),
+        ({"replicate": 2, "shard": None}, 8, (1, 2, 4, 1)),
+        ({"tensor": 2}, 8, (1, 4, 1, 2)),
+        ({"tensor": 2, "shard": None}, 8, (1, 1, 4, 2)),
         ({"replicate": 2}, 8, None),
         ({"shard": 3}, 8, None),
+        ({"tensor": 3}, 8, None),
+        ({"tensor": 16}, 8, None),
     ],
 )
 def test_what_is_left_open_takes_the_ranks_that_are_left_or_is_refused(mesh, world, expected):
-    refused = pytest.raises(RecipeError, match=r"ranks \(replicate x shard\) were expected, and 8 were started")
+    refused = pytest.raises(RecipeError, match=r"ranks \(.*\) were expected, and 8 were started")
     with nullcontext() if expected else refused:
         assert Mesh(**mesh).resolve(world) == expected
 
@@ -488,7 +493,7 @@ def test_what_is_left_open_takes_the_ranks_that_are_left_or_is_refused(mesh, wor
 @pytest.mark.parametrize(
     ("mesh", "message"),
     [
-        ({"tensor": 2}, "not possible yet"),
+        ({"tensor": 2, "compress": "fp16"}, "compress is for replicas"),
         ({"pipeline": 4}, "not possible yet"),
         ({"compress": "fp16", "shard": None}, "compress is for replicas"),
         ({"precision": "bf16"}, "precision is for shards"),
@@ -526,7 +531,7 @@ def test_a_task_that_compares_rows_and_a_single_number_are_refused():
     parts = make_step_parts(Classifier(), Targets(None), settings({}).components(), CPU)
     parts.objective.splittable = False
     with pytest.raises(RecipeError, match="each rank sees its own alone"):
-        distribute_step(parts, settings({}), Ranks(0, 2))
+        distribute_step(parts, settings({}), Ranks.of(0, 2, CPU, Mesh()))
     model = Classifier()
     model.scale = nn.Parameter(torch.tensor(1.0))
     training = settings({"shard": None})

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from laconic.errors import OutOfMemory, RecipeError, TrainingFailure
 from train.callbacks.callback import RunLog, StepReport
@@ -124,12 +123,7 @@ def make_report(
         waited=waited,
         is_skipped=is_skipped,
     )
-    return lambda loss: make(loss=loss, norm=None if norm is None else full_norm(norm))
-
-
-def full_norm(norm: Tensor) -> float:
-    """Return a gradient norm over all ranks, also where each has a shard of the gradient."""
-    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    return lambda loss: make(loss=loss, norm=None if norm is None else float(norm))
 
 
 def notify(observers: Sequence[RunLog], report: StepReport) -> float:

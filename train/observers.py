@@ -27,7 +27,8 @@ LOG, BOARD, TRACE = "train.jsonl", "tensorboard", "trace"
 class ObserverSettings:
     """Which observers a run has. trace: torch's profiler over a few steps. nvtx: phases of a step as NVTX ranges.
     memory: every allocation on a CUDA device. tensorboard: event files. quiet: no progress display. report_pace: called
-    with the time of a step once the first ones have been timed."""
+    with the time of a step once the first ones have been timed. report_start: called before the first step with the
+    number of steps that a snapshot had done, 0 without one."""
 
     trace: bool = False
     nvtx: bool = False
@@ -35,6 +36,7 @@ class ObserverSettings:
     tensorboard: bool = False
     quiet: bool = False
     report_pace: ReportPace | None = None
+    report_start: Callable[[int], None] | None = None
 
 
 @contextmanager
@@ -57,6 +59,8 @@ def observe(
         yield []
         return
     settings = settings or ObserverSettings()
+    if settings.report_start is not None:
+        settings.report_start(start)
     flops = make_flops(state, components, cache)
     meter = StepMeter(state.device, flops)
     profile = Profile(folder / TRACE, state.device) if settings.trace else None

@@ -5,6 +5,7 @@ from math import ceil
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from laconic.errors import RecipeError
@@ -13,7 +14,9 @@ from train.optimizers.optimizer import Groups, parameter_groups
 from train.optimizers.weight_average import average_weights
 from train.parallel.data_parallel import replicate_model
 from train.parallel.fully_sharded import shard_parameters
-from train.parallel.ranks import Ranks
+from train.parallel.ranks import Ranks, RanksStrategy
+from train.parallel.tensor_parallel import split_layers
+from train.parallel.tensor_plan import make_plan
 from train.settings import Training, TrainingComponents
 from train.step.compatibility import SLOTS, find_conflict
 from train.step.objective import Objective
@@ -29,20 +32,24 @@ def make_step_parts(
     device: torch.device,
     *,
     sharded: bool = False,
+    tensor: DeviceMesh | None = None,
 ) -> StepParts:
     """Make the parts of a step with every technique applied, not assembled yet.
 
-    sharded: whether the weights are to be sharded, so that no device ever holds all of them. The module is changed in
-    place: training mode, gradients for every floating-point parameter, float32.
+    sharded: whether the weights are to be sharded, so that no device ever holds all of them. tensor: the ranks that
+    compute a part of every layer each. The module is changed in place: training mode, gradients for every
+    floating-point parameter, float32. Raises RecipeError for layers that `tensor` does not divide.
     """
     for parameter in module.parameters():
         parameter.requires_grad_(parameter.is_floating_point())
     chosen, optimizer = components.parameters, components.optimizer
+    plan = make_plan(module, tensor.size()) if tensor is not None else None
     frozen = freeze_parameters(module, chosen.freeze)
     scale = make_rate_scale(module, chosen.layer_decay) if chosen.layer_decay is not None else None
     module.train()
     elsewhere = any(tensor.device != device for tensor in (*module.parameters(), *module.buffers()))
-    places = sharded or any(technique.places_weights for technique in components.techniques.values())
+    techniques = sort_by_slot(components.techniques)
+    places = sharded or tensor is not None or any(technique.places_weights for technique in techniques)
     if elsewhere and not places:
         module.to(device)
 
@@ -60,14 +67,19 @@ def make_step_parts(
 
     parts = StepParts(module, objective, build, group, device, HostMemory(device))
     parts.on_restore(unfreeze)
-    for technique in sort_by_slot(components.techniques):
+    first = [technique for technique in techniques if SLOTS.index(technique.slot) <= SLOTS.index("weights")]
+    for technique in first:
+        technique.apply(parts)
+    if tensor is not None and plan is not None:
+        split_layers(parts, plan, tensor)
+    for technique in techniques[len(first) :]:
         technique.apply(parts)
     return parts
 
 
 def distribute_step(parts: StepParts, training: Training, ranks: Ranks) -> None:
     """Replicate or shard the model over the ranks, which train as one on their parts of each batch. Every rank calls
-    it, after all techniques are applied.
+    it, after all techniques are applied and layers are cut.
 
     The loss of a step is the mean over the whole batch, and so is its gradient. Raises RecipeError where mesh,
     techniques, optimizer or task cannot be combined.
@@ -77,17 +89,19 @@ def distribute_step(parts: StepParts, training: Training, ranks: Ranks) -> None:
     components, mesh = training.components(), training.mesh
     if conflict := find_conflict(components.techniques, components.optimizer, parallelism=mesh.parallelism):
         raise RecipeError(conflict)
-    if not parts.objective.splittable and ranks.world > 1:
+    if not parts.objective.splittable and ranks.data_world > 1:
         raise RecipeError(
             "mesh: this task compares the rows of a batch with one another, and each rank sees its own alone. Train on "
             "one device"
         )
     rows = parts.micro_batch_rows
-    micro_batches = ceil(ceil(training.batch_size / ranks.world) / rows) if rows else 1
+    micro_batches = ceil(ceil(training.batch_size / ranks.data_world) / rows) if rows else 1
     if ranks.axes is None:
         replicate_model(parts, ranks, micro_batches, mesh.compress)
+    elif (shards := ranks.select_axes("replicate", "shard")) is not None:
+        shard_parameters(parts, ranks, shards, micro_batches, mesh)
     else:
-        shard_parameters(parts, ranks, ranks.axes, micro_batches, mesh)
+        parts.parallelize(RanksStrategy(ranks, micro_batches))
 
 
 def sort_by_slot(techniques: Mapping[str, Technique]) -> list[Technique]:

@@ -39,7 +39,7 @@ LEAST_WINDOWS = 2
 """Rows are grouped by length where they fill so many of the sampler's windows. In a smaller set the same rows would
 meet in every epoch."""
 RANK_SEEDS = 2**20
-"""Distance between the seeds of two ranks, so that their rows have different dropout."""
+"""Distance between the seeds of two ranks with rows of their own, so that these have different dropout."""
 
 Evaluate = Callable[[TrainState, int], bool]
 """Evaluates the model after a number of steps, 0 before a resumed run loads its snapshot; True ends the run. A resumed
@@ -140,7 +140,14 @@ def start_training(module: nn.Module, objective: Objective, training: Training, 
     """Make the training state before the first of `steps` steps: techniques applied, optimizer and scheduler made."""
     components = training.components()
     torch.manual_seed(training.seed)
-    parts = make_step_parts(module, objective, components, ranks.device, sharded=training.mesh.is_sharded)
+    parts = make_step_parts(
+        module,
+        objective,
+        components,
+        ranks.device,
+        sharded=training.mesh.is_sharded,
+        tensor=ranks.select_axes("tensor"),
+    )
     distribute_step(parts, training, ranks)
     state = parts.assemble()
     state.scheduler = components.schedule.build(state.optimizer, steps)
@@ -153,7 +160,7 @@ def make_sampler(dataset: Dataset, training: Training, ranks: Ranks, fewest: int
     rows = len(dataset.keys)
     grouped = training.group_by_length and rows >= LEAST_WINDOWS * WINDOW * training.batch_size
     lengths = row_lengths(dataset) if grouped else None
-    return BatchSampler(rows, training.batch_size, training.seed, ranks.rank, ranks.world, lengths, fewest)
+    return BatchSampler(rows, training.batch_size, training.seed, ranks.data_rank, ranks.data_world, lengths, fewest)
 
 
 def make_loop_settings(
@@ -169,7 +176,7 @@ def make_loop_settings(
     """Make the settings of the loop. losses: of each step so far, which the loop appends to."""
     return LoopSettings(
         steps=state.scheduler.steps,
-        seed=training.seed + ranks.rank * RANK_SEEDS,
+        seed=training.seed + ranks.data_rank * RANK_SEEDS,
         max_grad_norm=training.max_grad_norm,
         snapshot_every=training.snapshot_every,
         save=lambda done, wait: save_snapshot(snapshots, state, losses[:done], wait=wait),

@@ -191,6 +191,10 @@ def run_training(
                 evaluating = evaluator.count_rows_to_come(left, every) * FORWARD_SHARE * seconds / recipe.batch_size
                 steps.report("estimated time", format_estimate(seconds, left, evaluating))
 
+            def report_start(done: int) -> None:
+                snapshot = f"from the snapshot after step {done}, {folder / SNAPSHOTS}"
+                steps.report("resume" if done else "start", snapshot if done else "from the first step, no snapshot")
+
             result = train(
                 inputs.checkpoint,
                 inputs.train,
@@ -198,7 +202,7 @@ def run_training(
                 folder,
                 ranks=ranks,
                 objective=inputs.objective,
-                observers=replace(observers or ObserverSettings(), report_pace=report_pace),
+                observers=replace(observers or ObserverSettings(), report_pace=report_pace, report_start=report_start),
                 evaluate=evaluator,
                 eval_every=recipe.eval_every,
                 conclude=evaluator.conclude,

@@ -19,6 +19,7 @@ class GradientAccumulation(Technique):
 
     slot = "batch"
     exact = True
+    takes_parts_of_layers = True
 
     rows: int = Field(default=1, ge=1)
 

@@ -43,6 +43,7 @@ class GradientCheckpointing(Technique):
 
     slot = "activations"
     exact = True
+    takes_parts_of_layers = True
 
     policy: Literal["full", "selective"] = "full"
     every: int = Field(default=1, ge=1)

@@ -47,6 +47,7 @@ class Lora(Technique):
     exact = False
     places_weights = True
     trains_adapters = True
+    takes_parts_of_layers = True
     loses_zeros = "adds to the weights what it has learned"
     excludes: ClassVar[Mapping[str, str]] = {
         "host-weights": "frozen weights have no gradients and no optimizer state for the host to hold",

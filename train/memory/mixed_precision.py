@@ -15,6 +15,7 @@ class Bf16(Technique):
 
     slot = "precision"
     exact = False
+    takes_parts_of_layers = True
 
     @classmethod
     def proposals(cls, batch: int, device: torch.device) -> Sequence[Proposal]:

@@ -45,6 +45,8 @@ class Qlora(Lora):
     }
     renamed: ClassVar[Mapping[str, str]] = {**Lora.renamed, "double": "double_quantization"}
 
+    takes_parts_of_layers = False
+
     base_dtype: Literal["float32", "bfloat16"] = "bfloat16"
     double_quantization: bool = True
     """Whether the scales of blocks are quantized too, to 8 bits with a scale for each 256."""

@@ -1,21 +1,20 @@
 """Fully sharded data parallelism: each rank holds a shard of every parameter, its gradient and its optimizer state."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 
 from laconic.errors import RecipeError
 from laconic.models.repeated_layers import find_layers
 from train.offload.host_memory import account_steps_on_host
 from train.offload.memory_accounting import account_as
 from train.parallel.mesh import Mesh
+from train.parallel.original_module import OriginalModule
 from train.parallel.ranks import Ranks, RanksStrategy
 from train.step.cast_inputs import cast_inputs_to_bf16
 from train.step.step_parts import StepParts
@@ -120,43 +119,3 @@ def gather_root(loss_module: nn.Module) -> Iterator[None]:
         yield
     finally:
         loss_module.reset_iter_state()
-
-
-@dataclass(frozen=True, eq=False)
-class OriginalModule:
-    """A module before it is sharded: its class, its own parameters, its hooks and the names of its attributes."""
-
-    module: nn.Module
-    kind: type[nn.Module]
-    parameters: Mapping[str, nn.Parameter]
-    hooks: Mapping[str, Any]
-    names: frozenset[str]
-
-    @classmethod
-    def of(cls, module: nn.Module) -> "OriginalModule":
-        """Record a module as it is now."""
-        hooks = {name: value.copy() for name, value in vars(module).items() if name.endswith("hooks")}
-        return cls(module, type(module), dict(module.named_parameters(recurse=False)), hooks, frozenset(vars(module)))
-
-    def release(self) -> set[str]:
-        """Free the memory of the unsharded parameters; gives the names of the attributes that sharding has added.
-
-        The parameters stay the same objects, for whoever holds them.
-        """
-        for parameter in self.parameters.values():
-            parameter.data = parameter.new_empty(0)
-        return set(vars(self.module)) - self.names
-
-    def restore(self, added: set[str]) -> None:
-        """Restore the module with its trained parameters, unsharded on every rank. added: as `release` gave it."""
-        for name, parameter in self.parameters.items():
-            sharded: Any = getattr(self.module, name)
-            if isinstance(sharded, DTensor):  # else a shared one, which has come back with another part
-                parameter.data = sharded.full_tensor().detach()
-        self.module.__class__ = self.kind
-        for name in added:
-            delattr(self.module, name)
-        for name, hooks in self.hooks.items():
-            setattr(self.module, name, hooks)
-        for name, parameter in self.parameters.items():
-            setattr(self.module, name, parameter)

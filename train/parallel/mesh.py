@@ -1,25 +1,39 @@
-"""The device mesh of a run: the number of model replicas, and of shards of each."""
+"""The device mesh of a run: replicas of the model, shards of each, and layers that are cut over ranks."""
 
-from typing import Literal, Self
+from math import prod
+from typing import Literal, NamedTuple, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from laconic.config import Strict
 from laconic.errors import RecipeError
 
-Parallelism = Literal["replicate", "shard"]
-"""What each rank holds: the whole model (data parallelism), or a shard of it (fully sharded data parallelism)."""
+Axis = Literal["pipeline", "replicate", "shard", "tensor"]
+"""What the ranks along an axis of a mesh share, outermost axis first: neighbours exchange the most."""
+
+
+class AxisSizes(NamedTuple):
+    """The number of ranks along each axis of a mesh."""
+
+    pipeline: int = 1
+    replicate: int = 1
+    shard: int = 1
+    tensor: int = 1
+
+    def __str__(self) -> str:
+        return " x ".join(f"{name} {size}" for name, size in self._asdict().items() if size > 1) or "1 rank"
 
 
 class Mesh(Strict):
-    """The ranks of a run, and what each axis of them is for. Each rank trains on rows of its own; the gradient, and so
-    the result, is that of the whole batch.
+    """The ranks of a run, and what each axis of them is for. Ranks along `replicate` and `shard` train on rows of their
+    own; the gradient, and so the result, is that of the whole batch.
 
     replicate: copies of the model, whose gradients are averaged (DDP: Li et al., arXiv 2006.15704). shard: ranks that
     share one copy: each holds its part of the weights, gradients and optimizer state, and weights are gathered layer by
     layer as they are needed (FSDP: Zhao et al., arXiv 2304.11277; ZeRO: Rajbhandari et al., arXiv 1910.02054). A null
-    is replaced by the number of ranks divided by the other. With both, shards are gathered among neighbouring
-    ranks and gradients averaged over the copies (hybrid sharding). tensor, pipeline: not implemented; 1.
+    is replaced by the number of ranks divided by the others. With both, shards are gathered among neighbouring
+    ranks and gradients averaged over the copies (hybrid sharding). tensor: ranks that compute a part of the attention
+    heads and FFN units of every layer (Shoeybi et al., Megatron-LM, arXiv 1909.08053). pipeline: not implemented; 1.
 
     compress: for replicas, the precision in which gradients are sent. precision: for shards, the precision in which
     weights are gathered and the model computes; shards and summed gradients stay FP32. offload: shards stay in the
@@ -34,17 +48,17 @@ class Mesh(Strict):
     precision: Literal["bf16"] | None = None
     offload: bool = False
 
-    @field_validator("tensor", "pipeline")
+    @field_validator("pipeline")
     @classmethod
     def _one(cls, ranks: int) -> int:
         if ranks != 1:
-            raise ValueError(f"{ranks} ranks are not possible yet: layers are not cut, only copied or sharded. Leave 1")
+            raise ValueError(f"{ranks} ranks are not possible yet: a model is not cut into stages. Leave 1")
         return ranks
 
     @model_validator(mode="after")
     def _settings_have_a_place(self) -> Self:
-        if self.is_sharded and self.compress:
-            raise ValueError("compress is for replicas, and this mesh has shards. Set precision in its place")
+        if self.compress and (self.is_sharded or self.tensor > 1):
+            raise ValueError("compress is for replicas of whole models. Set precision in its place")
         if not self.is_sharded and (self.precision or self.offload):
             name = "precision" if self.precision else "offload"
             raise ValueError(f"{name} is for shards, and this mesh has none. Set shard: null to shard over all ranks")
@@ -56,17 +70,21 @@ class Mesh(Strict):
         return self.shard != 1
 
     @property
-    def parallelism(self) -> Parallelism:
-        """What each rank holds."""
-        return "shard" if self.is_sharded else "replicate"
+    def parallelism(self) -> tuple[Axis, ...]:
+        """What the ranks share: axes of the mesh, as techniques and optimizers name what they cannot be combined
+        with."""
+        data: tuple[Axis, ...] = ("shard",) if self.is_sharded else ("replicate",)
+        return (*data, "tensor") if self.tensor > 1 else data
 
-    def resolve(self, world: int) -> tuple[int, int]:
-        """Return the numbers of replicas and of shards of each for `world` ranks. Raises RecipeError for a mismatch."""
-        shard = self.shard or max(1, world // (self.replicate or 1))
-        replicate = self.replicate or max(1, world // shard)
-        if replicate * shard != world:
+    def resolve(self, world: int) -> AxisSizes:
+        """Return the sizes of all axes for `world` ranks. Raises RecipeError for a mismatch."""
+        rest = world // (self.tensor * self.pipeline)
+        shard = self.shard or max(1, rest // (self.replicate or 1))
+        replicate = self.replicate or max(1, rest // shard)
+        sizes = AxisSizes(self.pipeline, replicate, shard, self.tensor)
+        if prod(sizes) != world:
             raise RecipeError(
-                f"mesh: {replicate} x {shard} ranks (replicate x shard) were expected, and {world} were started. Start "
-                f"`torchrun --nproc-per-node {replicate * shard} -m laconic ...`, or set one of them to null"
+                f"mesh: {prod(sizes)} ranks ({sizes}) were expected, and {world} were started. Start "
+                f"`torchrun --nproc-per-node {prod(sizes)} -m laconic ...`, or set replicate or shard to null"
             )
-        return replicate, shard
+        return sizes

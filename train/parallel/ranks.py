@@ -1,6 +1,7 @@
 """The processes of a distributed run, as torchrun started them, and the collectives among them."""
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from laconic.errors import TrainingFailure, UsageError
-from train.parallel.mesh import Mesh
+from laconic.errors import RecipeError, TrainingFailure, UsageError
+from train.parallel.mesh import Axis, AxisSizes, Mesh
 from train.step.parallel_strategy import ParallelStrategy
 
 TIMEOUT = timedelta(minutes=30)
@@ -26,21 +27,41 @@ LOST = ("closed by peer", "reset by peer", "broken pipe", "connection refused", 
 @dataclass(frozen=True)
 class Ranks:
     """The ranks of a run. rank: the number of this process. world: the number of processes. device: of this process.
-    axes: the device mesh of replicas and shards where the model is sharded."""
+    sizes: of the mesh. axes: the device mesh where parameters are distributed tensors, with the axes that it has."""
 
     rank: int = 0
     world: int = 1
     device: torch.device = torch.device("cpu")  # noqa: RUF009 - as immutable as a string
+    sizes: AxisSizes = AxisSizes()  # noqa: RUF009 - a tuple
     axes: DeviceMesh | None = None
 
     @classmethod
     def of(cls, rank: int, world: int, device: torch.device, mesh: Mesh) -> "Ranks":
         """Make this rank of an initialized process group. Raises RecipeError where the mesh does not fit `world`."""
-        copies, shards = mesh.resolve(world)
-        if not mesh.is_sharded:
-            return cls(rank, world, device)
-        shape, names = ((shards,), ("shard",)) if copies == 1 else ((copies, shards), ("replicate", "shard"))
-        return cls(rank, world, device, init_device_mesh(device.type, shape, mesh_dim_names=names))
+        sizes = mesh.resolve(world)
+        is_cut = sizes.tensor > 1
+        if not mesh.is_sharded and not is_cut:
+            return cls(rank, world, device, sizes)
+        # Copies of a model that is cut are the replicas of one shard each: DDP takes no distributed tensors.
+        needed = {"shard"} if mesh.is_sharded or sizes.replicate > 1 else set()
+        shape = {name: size for name, size in sizes._asdict().items() if size > 1 or name in needed}
+        axes = init_device_mesh(device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
+        return cls(rank, world, device, sizes, axes)
+
+    def select_axes(self, *names: Axis) -> DeviceMesh | None:
+        """Return the part of the device mesh along those of the named axes that it has; None without any."""
+        present = tuple(name for name in names if self.axes is not None and name in (self.axes.mesh_dim_names or ()))
+        return self.axes[present] if self.axes is not None and present else None
+
+    @property
+    def data_rank(self) -> int:
+        """Which part of each batch this rank trains on: ranks along `tensor` have the same rows."""
+        return self.rank // self.sizes.tensor % self.data_world
+
+    @property
+    def data_world(self) -> int:
+        """How many parts each batch has."""
+        return self.sizes.replicate * self.sizes.shard
 
     @property
     def is_first(self) -> bool:
@@ -54,7 +75,8 @@ class Ranks:
 
     def reduce_terms(self, terms: int) -> float:
         """Return the mean over the ranks of their numbers of loss terms. Each rank divides its sum of losses by it, so
-        that the average of the ranks' gradients is that of the batch. The host has to know whether there is any."""
+        that the average of the ranks' gradients is that of the batch. The host has to know whether there is any. Ranks
+        that have the same rows count as often in the sum as in their number."""
         if self.world == 1 or dist.get_backend() == "fake":  # without other ranks; and its tensors may have no values
             return float(terms)
         number = torch.tensor(terms)
@@ -102,14 +124,19 @@ def open_ranks(device: torch.device, mesh: Mesh, *, timeout: timedelta = TIMEOUT
     environment), or this process alone.
 
     When a rank fails, the others raise TrainingFailure. Raises UsageError for a rank without a device, RecipeError for
-    a mesh that does not fit the world size.
+    a mesh that does not fit the world size. A RecipeError is that of all ranks: the first raises it, and the others
+    exit without a message.
     """
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    mesh.resolve(world)
+    rank, local = (int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK"))
+    try:
+        mesh.resolve(world)
+    except RecipeError as error:
+        exit_unless_first(rank, error)
+        raise
     if world == 1 and not mesh.is_sharded:
         yield Ranks(device=device)
         return
-    rank, local = (int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK"))
     if device.type == "cuda":
         if local >= torch.cuda.device_count():
             raise UsageError(
@@ -125,6 +152,9 @@ def open_ranks(device: torch.device, mesh: Mesh, *, timeout: timedelta = TIMEOUT
         dist.init_process_group(backend, timeout=timeout)
     try:
         yield Ranks.of(rank, world, device, mesh)
+    except RecipeError as error:
+        exit_unless_first(rank, error)
+        raise
     except RuntimeError as error:
         if any(sign in str(error).lower() for sign in LOST):
             raise TrainingFailure(
@@ -133,3 +163,9 @@ def open_ranks(device: torch.device, mesh: Mesh, *, timeout: timedelta = TIMEOUT
         raise
     # Not after a failure: the ranks would wait for one another. The others notice the end of this process.
     dist.destroy_process_group()
+
+
+def exit_unless_first(rank: int, error: RecipeError) -> None:
+    """End the process with the exit code of an error that all ranks have, unless it is the first, which says so."""
+    if rank > 0:
+        sys.exit(error.exit_code)

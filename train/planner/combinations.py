@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from itertools import product
 
 import torch
-from torch import nn
 
 from laconic import registry
 from laconic.config import NamedSettings
 from laconic.errors import MissingPackage, RecipeError
 from train.optimizers.optimizer import Optimizer
+from train.parallel.region_randomness import has_dropout
 from train.planner.depth_extrapolation import copy_shallow
 from train.planner.meta_model import MetaModel
 from train.planner.simulate import fakify, make_fake_mode
@@ -19,8 +19,6 @@ from train.step.compatibility import SLOTS, Slot, find_conflict
 from train.step.technique import Proposal, Technique
 from train.step_assembly import make_step_parts
 
-ATTENTION_DROPOUT = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
-"""What configurations of transformers call the dropout of attention weights, which need not be a module."""
 GRID: tuple[Slot, ...] = ("precision", "activations", "batch")
 """Slots whose proposals are combined with one another; the last varies fastest."""
 
@@ -89,7 +87,7 @@ def list_combinations(
             else training.max_grad_norm
         )
         changed = training.with_techniques(named, optimizer=optimizer, max_grad_norm=clip)
-        strategy = changed.mesh.parallelism if devices > 1 else None
+        strategy = changed.mesh.parallelism if devices > 1 else ()
         optimizer_settings = optimizer.configure("optimizer")
         whole = not any(technique.trains_adapters for technique in techniques.values())
         if training.freeze and not whole:
@@ -217,12 +215,3 @@ def is_exact(changed: Training, techniques: Iterable[Technique], asked: Training
         and (changed.optimizer, changed.max_grad_norm) == (asked.optimizer, asked.max_grad_norm)
         and not (statistics and any(technique.micro_batch is not None for technique in techniques))
     )
-
-
-def has_dropout(module: nn.Module) -> bool:
-    """Return whether a model draws dropout masks in training: by modules, or by settings of its attention."""
-    rates = [part.p for part in module.modules() if isinstance(part, nn.modules.dropout._DropoutNd)]
-    for part in module.modules():
-        config = getattr(part, "config", None)
-        rates += [getattr(config, name, None) or 0.0 for name in ATTENTION_DROPOUT]
-    return any(rate > 0 for rate in rates)

@@ -102,8 +102,10 @@ def predict_rank(
     other rank exists, and nothing is sent. `training.batch_size` is the global batch.
 
     The time is that of the computation alone: communication depends on what connects the ranks. whole: as in `predict`.
-    Raises RecipeError where the mesh does not fit so many ranks, or the batch has fewer rows than there are ranks.
+    Raises RecipeError where the mesh does not fit so many ranks, the batch has fewer rows than there are ranks, or
+    ranks compute parts of layers.
     """
+    check_predictable(training)
     if training.batch_size < world:
         raise RecipeError(
             f"a batch of {training.batch_size} rows cannot be shared by {world} ranks. Give each rank a row at least"
@@ -111,6 +113,15 @@ def predict_rank(
     with open_fake_process_group(world):
         ranks = Ranks.of(0, world, torch.device("cpu"), training.mesh)
         return predict(model, training, length, rates, whole=whole, ranks=ranks)
+
+
+def check_predictable(training: Training) -> None:
+    """Raise RecipeError for a mesh whose memory would be predicted wrongly."""
+    if training.mesh.tensor > 1:
+        raise RecipeError(
+            f"mesh: the memory of tensor: {training.mesh.tensor} cannot be predicted yet. Plan with tensor: 1, whose "
+            f"ranks need more, or with shard: null"
+        )
 
 
 def predict_per_device(

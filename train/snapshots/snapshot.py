@@ -182,7 +182,7 @@ class Snapshots:
 
     def _check(self, manifest: SnapshotManifest, shards: Mapping[str, TensorShard], values: Mapping[str, Any]) -> None:
         """Raise SourceError, on all ranks alike, unless the snapshot has the names, shapes and dtypes of the state."""
-        shapes = {name: (str(shard.tensor.dtype), tuple(shard.shape)) for name, shard in shards.items()}
+        shapes = {shard.name: (str(shard.tensor.dtype), tuple(shard.shape)) for shard in shards.values()}
         expected: dict[str, Any] = dict.fromkeys(values)
         for others in self._gather(shapes):
             expected |= others

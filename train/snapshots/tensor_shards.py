@@ -1,8 +1,8 @@
 """The state of a training run, split into the tensor shards of this rank and plain values."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import pairwise, product, zip_longest
 from typing import Any
 
 import torch
@@ -31,9 +31,10 @@ from laconic.errors import UsageError
 
 @dataclass(frozen=True, eq=False)
 class TensorShard:
-    """A tensor of the state, or the shard of it on this rank. shape: of the tensor over all ranks. offset: of the shard
-    in it. tensor: the shard, a plain tensor that shares its memory with the state."""
+    """A tensor of the state, or a contiguous piece of it on this rank. name: of the tensor. shape: of the tensor over
+    all ranks. offset: of the piece in it. tensor: the piece, a plain tensor that shares its memory with the state."""
 
+    name: str
     shape: torch.Size
     offset: torch.Size
     tensor: Tensor
@@ -46,11 +47,12 @@ class TensorShard:
     def copy(self) -> "TensorShard":
         """Copy the shard to host memory."""
         copied = self.tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
-        return TensorShard(self.shape, self.offset, copied)
+        return TensorShard(self.name, self.shape, self.offset, copied)
 
 
 def split_state(state: Mapping[str, Any]) -> tuple[dict[str, TensorShard], dict[str, Any]]:
-    """Split a state into tensor shards and plain values, by dotted path.
+    """Split a state into tensor shards and plain values, by dotted path; the second and later pieces of one tensor have
+    their offset behind it.
 
     A tensor subclass that is made of tensors (the 8-bit state of an optimizer) is split into these. If it is sharded,
     its parts are bound to their rank and number of ranks: blocks of quantized values cannot be resharded. Raises
@@ -60,7 +62,9 @@ def split_state(state: Mapping[str, Any]) -> tuple[dict[str, TensorShard], dict[
     values: dict[str, Any] = {}
     for path, node, key in iterate_leaves(state):
         value = node[key]
-        parts = dict(iterate_shards(path, value)) if isinstance(value, Tensor) else {}
+        parts: dict[str, TensorShard] = {}
+        for shard in iterate_shards(path, value) if isinstance(value, Tensor) else ():
+            parts[f"{shard.name}@{list(shard.offset)}" if shard.name in parts else shard.name] = shard
         if not isinstance(value, Tensor):
             for name, odd in find_unsupported(path, value):
                 raise UsageError(
@@ -118,8 +122,8 @@ def restore_tuples(saved: Any, like: Any) -> Any:
     return saved
 
 
-def iterate_shards(name: str, tensor: Tensor) -> Iterator[tuple[str, TensorShard]]:
-    """Yield the shards of a tensor on this rank, as plain tensors, by name."""
+def iterate_shards(name: str, tensor: Tensor) -> Iterator[TensorShard]:
+    """Yield the pieces of a tensor on this rank, as plain tensors."""
     if isinstance(tensor, DTensor):
         mesh, here = tensor.device_mesh, tensor.device_mesh.get_coordinate()
         if here is None:
@@ -129,13 +133,33 @@ def iterate_shards(name: str, tensor: Tensor) -> Iterator[tuple[str, TensorShard
             place, places = ("x".join(map(str, numbers)) for numbers in (here, mesh.shape))
             yield from iterate_shards(f"{name}[{place} of {places}]", local)
         else:
-            (chunk,) = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]
-            yield name, TensorShard(tensor.shape, chunk.offsets, local)
+            for pieces in product(*(list_pieces(tensor, here, axis) for axis in range(tensor.ndim))):
+                window = tuple(slice(begin, end) for _, begin, end in pieces)
+                yield TensorShard(name, tensor.shape, torch.Size(start for start, _, _ in pieces), local[window])
     elif hasattr(tensor, "__tensor_flatten__"):
         for part in tensor.__tensor_flatten__()[0]:
             yield from iterate_shards(f"{name}.{part}", getattr(tensor, part))
     else:
-        yield name, TensorShard(tensor.shape, torch.Size([0] * tensor.ndim), tensor.detach())
+        yield TensorShard(name, tensor.shape, torch.Size([0] * tensor.ndim), tensor.detach())
+
+
+def list_pieces(tensor: DTensor, here: Sequence[int], axis: int) -> list[tuple[int, int, int]]:
+    """List the contiguous pieces of this rank along an axis of a tensor: where each begins in the tensor, where it
+    begins in the rank's shard, and where it ends there.
+
+    There are several where a layer computes queries, keys and values, and each rank has its heads of all three.
+    here: the place of the rank in the tensor's mesh.
+    """
+    index = torch.arange(tensor.shape[axis])
+    for place, size, placement in zip(here, tensor.device_mesh.shape, tensor.placements, strict=True):
+        split: Any = placement
+        if split.is_replicate() or split.dim != axis:
+            continue
+        blocks = index.chunk(getattr(split, "split_factor", 1))
+        shards = [block.chunk(size)[place] for block in blocks if place < len(block.chunk(size))]
+        index = torch.cat(shards) if shards else index[:0]
+    ends = [*(torch.nonzero(index.diff() != 1).flatten() + 1).tolist(), len(index)] if len(index) else []
+    return [(int(index[begin]), begin, end) for begin, end in pairwise([0, *ends])]
 
 
 class ShardSavePlanner(DefaultSavePlanner):
@@ -148,18 +172,23 @@ class ShardSavePlanner(DefaultSavePlanner):
         self.plan = SavePlan(
             [
                 WriteItem(
-                    MetadataIndex(name, shard.offset),
+                    MetadataIndex(shard.name, shard.offset),
                     WriteItemType.SHARD,
                     tensor_data=TensorWriteData(shard.chunk, TensorProperties(dtype=shard.tensor.dtype), shard.shape),
                 )
-                for name, shard in self.state_dict.items()
+                for shard in self.state_dict.values()
             ]
         )
         return self.plan
 
     def lookup_object(self, index: MetadataIndex) -> Tensor:
-        tensor: Tensor = self.state_dict[index.fqn].tensor
-        return tensor
+        return find_piece(self.state_dict, index)
+
+
+def find_piece(shards: Mapping[str, TensorShard], index: MetadataIndex) -> Tensor:
+    """Find the piece of a tensor that an index names."""
+    first = shards[index.fqn]
+    return (first if first.offset == index.offset else shards[f"{index.fqn}@{list(index.offset or ())}"]).tensor
 
 
 class ShardLoadPlanner(DefaultLoadPlanner):
@@ -173,12 +202,11 @@ class ShardLoadPlanner(DefaultLoadPlanner):
     def create_local_plan(self) -> LoadPlan:
         assert self.metadata is not None
         items: list[ReadItem] = []
-        for name, shard in self.state_dict.items():
-            saved = self.metadata.state_dict_metadata[name]
+        for shard in self.state_dict.values():
+            saved = self.metadata.state_dict_metadata[shard.name]
             assert isinstance(saved, TensorStorageMetadata)
-            items += create_read_items_for_chunk_list(name, saved, [shard.chunk])
+            items += create_read_items_for_chunk_list(shard.name, saved, [shard.chunk])
         return LoadPlan(items)
 
     def lookup_tensor(self, index: MetadataIndex) -> Tensor:
-        tensor: Tensor = self.state_dict[index.fqn].tensor
-        return tensor
+        return find_piece(self.state_dict, index)

@@ -1,6 +1,6 @@
 """Which techniques and optimizers may be combined, from what each declares, checked before anything runs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol
 
 Slot = Literal["allocator", "batch", "weights", "attention", "loss", "precision", "activations", "compile", "optimizer"]
@@ -25,6 +25,7 @@ class Combinable(Protocol):
     excludes: ClassVar[Mapping[str, str]]
     requires: ClassVar[Sequence[str]]
     requires_of_optimizer: ClassVar[Sequence[str]]
+    takes_parts_of_layers: ClassVar[bool]
 
 
 NEEDS = {
@@ -45,24 +46,28 @@ def find_conflict(
     optimizer: Any,
     *,
     max_grad_norm: float | None = None,
-    parallelism: str | None = None,
+    parallelism: Collection[str] = (),
     ema: float | None = None,
 ) -> str | None:
     """Explain why these techniques and this optimizer cannot be combined; None where they can.
 
-    max_grad_norm: of gradient clipping, None without. parallelism: "replicate" or "shard"; None on one device. ema: the
-    decay of the average of the weights, None without.
+    max_grad_norm: of gradient clipping, None without. parallelism: the axes of the mesh, as
+    `Mesh.parallelism`; none on one device. ema: the decay of the average of the weights, None without.
     """
-    if parallelism == "shard" and not optimizer.dtensor:
+    if ("shard" in parallelism or "tensor" in parallelism) and not optimizer.dtensor:
         return f"{type(optimizer).__name__} needs whole weights, and shards are parts of them. Choose adamw"
     present = {name: (name, "Remove one of them") for name in techniques}
     if max_grad_norm is not None:
         present["max_grad_norm"] = "gradient clipping", "Set max_grad_norm: null"
     if ema is not None:
         present["ema"] = "ema", "Leave ema out"
-    if parallelism is not None:
-        present[parallelism] = f"mesh ({parallelism})", "Remove one of them"
+    present |= {axis: (f"mesh ({axis})", "Remove one of them") for axis in parallelism}
     for name, technique in techniques.items():
+        if "tensor" in parallelism and not technique.takes_parts_of_layers:
+            return (
+                f"{name} and mesh (tensor) cannot be combined: it needs whole layers, of which each rank computes a "
+                f"part. Remove one of them"
+            )
         for other, reason in technique.excludes.items():
             if other in present:
                 label, advice = present[other]

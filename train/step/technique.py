@@ -59,6 +59,8 @@ class Technique(BaseModel, ABC):
     """Whether it decides itself where the weights lie; else they are moved to the device before it is applied."""
     is_simulated: ClassVar[bool] = True
     """Whether a simulated step shows what it saves."""
+    takes_parts_of_layers: ClassVar[bool] = False
+    """Whether it works where each rank computes a part of every layer (tensor parallelism)."""
     renamed: ClassVar[Mapping[str, str]] = {}
     """Settings of earlier versions and their names of today: an old name is refused with the new one."""
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_
 
+from train.step.gradient_norm import clip_gradients
 from train.step.objective import Batch
 from train.step.train_state import TrainState
 from train.step.trained_modules import trainable_parameters
@@ -40,7 +40,7 @@ def update_weights(
     with state.phase("optimizer"):
         state.scaler.unscale_(state.optimizer)
         if max_grad_norm is not None:
-            state.gradient_norm = clip_grad_norm_(trainable_parameters(state.module), max_grad_norm).detach()
+            state.gradient_norm = clip_gradients(trainable_parameters(state.module), max_grad_norm)
         state.scaler.step(state.optimizer)
         state.scaler.update()
         state.optimizer.zero_grad(set_to_none=True)

@@ -1,0 +1,212 @@
+"""Losses and gradient norms of device meshes beside those of one process, as docs/past-one-device.md has them.
+
+    python -m benchmarks.mesh_losses [--models llama gpt2] [--meshes "tensor 2"] [--variants plain]
+
+Ten steps without dropout, rows of unequal numbers of tokens, clipping on, AdamW by foreach. Each figure is the largest
+difference from one process, over all steps. The ranks are processes of this machine, connected by gloo.
+"""
+
+import argparse
+import json
+import multiprocessing
+import multiprocessing.connection
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from laconic.models.language_model import LanguageModel
+from laconic.tasks.token_positions import IGNORED
+from train.objectives.cross_entropy import TokenCrossEntropy
+from train.objectives.next_token import NextToken
+from train.parallel.mesh import Mesh
+from train.parallel.ranks import Ranks, open_ranks
+from train.settings import Training
+from train.step.objective import TARGETS, Batch, Objective
+from train.step.train_step import train_step
+from train.step_assembly import distribute_step, make_step_parts
+
+CPU = torch.device("cpu")
+WORDS, ROWS, LENGTH, STEPS = 61, 12, 16, 10
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 8, "intermediate_size": 48}
+LLAMA = SIZES | {"vocab_size": WORDS, "num_key_value_heads": 4, "max_position_embeddings": LENGTH, "pad_token_id": 0}
+STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 8, "n_positions": LENGTH, "bos_token_id": 0, "eos_token_id": 0}
+UNDROPPED = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+
+
+def make_llama(**changes: Any) -> nn.Module:
+    """Build a decoder with rotary positions, and a head of its own unless it is tied."""
+    return LanguageModel(transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA, **changes)))
+
+
+def make_gpt2() -> nn.Module:
+    """Build a decoder whose attention is one fused layer, with a tied head."""
+    return LanguageModel(transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=WORDS, **GPT2, **UNDROPPED)))
+
+
+def make_bert() -> nn.Module:
+    """Build an encoder with a tied head over its vocabulary."""
+    config = transformers.BertConfig(vocab_size=WORDS, **SIZES, **STILL, max_position_embeddings=LENGTH)
+    return transformers.BertForMaskedLM(config)
+
+
+MODELS: Mapping[str, tuple[Callable[[], nn.Module], type[Objective]]] = {
+    "llama": (make_llama, NextToken),
+    "llama, tied": (lambda: make_llama(tie_word_embeddings=True), NextToken),
+    "bert": (make_bert, TokenCrossEntropy),
+    "gpt2": (make_gpt2, NextToken),
+}
+MESHES: Mapping[str, Mapping[str, Any]] = {
+    "tensor 2": {"tensor": 2},
+    "tensor 4": {"tensor": 4},
+    "shard 2": {"shard": 2},
+    "shard 2 x tensor 2": {"shard": 2, "tensor": 2},
+    "replicate 2 x tensor 2": {"replicate": 2, "tensor": 2},
+}
+ACCUMULATED = {"gradient-accumulation": {"rows": 2}}
+VARIANTS: Mapping[str, Sequence[Any]] = {
+    "plain": (),
+    "accumulation": (ACCUMULATED,),
+    "checkpointing": ("gradient-checkpointing", ACCUMULATED),
+    "lora": ({"lora": {"rank": 4}}, ACCUMULATED),
+    "bf16": ("bf16",),
+}
+"""Techniques beside the mesh; accumulation takes the rows of a rank two at a time, so in 6, 3 or 2 parts."""
+
+
+def make_batch(step: int, rank: int, world: int) -> Batch:
+    """Make this rank's rows of a batch, of 5 to 16 tokens each."""
+    generator = torch.Generator().manual_seed(step)
+    ids = torch.randint(1, WORDS, (ROWS, LENGTH + 1), generator=generator)
+    lengths = torch.randint(5, LENGTH + 1, (ROWS,), generator=generator)
+    mask = (torch.arange(LENGTH) < lengths[:, None]).long()
+    targets = ids[:, 1:].masked_fill(mask == 0, IGNORED)
+    batch = {"input_ids": ids[:, :-1] * mask, "attention_mask": mask, TARGETS: targets}
+    rows = slice(ROWS * rank // world, ROWS * (rank + 1) // world)
+    return {name: tensor[rows] for name, tensor in batch.items()}
+
+
+def train_mesh(model: str, techniques: Sequence[Any], mesh: Mapping[str, Any], ranks: Ranks) -> dict[str, list[float]]:
+    """Train a model for some steps; returns the loss and the gradient norm of each."""
+    make, objective = MODELS[model]
+    training = Training(
+        mesh=Mesh(**mesh),
+        batch_size=ROWS,
+        techniques=techniques,
+        optimizer={"adamw": {"lr": 1e-3, "implementation": "foreach"}},
+        max_grad_norm=0.5,
+    )
+    torch.manual_seed(0)
+    module = make()
+    torch.manual_seed(1)
+    parts = make_step_parts(
+        module,
+        objective(None),  # type: ignore[arg-type]
+        training.components(),
+        CPU,
+        sharded=training.mesh.is_sharded,
+        tensor=ranks.select_axes("tensor"),
+    )
+    distribute_step(parts, training, ranks)
+    state = parts.assemble()
+    losses, norms = [], []
+    for step in range(STEPS):
+        batch = make_batch(step, ranks.data_rank, ranks.data_world)
+        loss = train_step(state, batch, max_grad_norm=training.max_grad_norm)
+        assert loss is not None
+        assert state.gradient_norm is not None
+        losses.append(float(loss))
+        norms.append(float(state.gradient_norm))
+    return {"losses": losses, "norms": norms}
+
+
+Case = tuple[str, str, str]
+"""The names of a model, of a mesh and of a variant."""
+
+
+def train_cases(rank: int, world: int, port: int, cases: Sequence[Case], folder: Path) -> None:
+    """Train all cases on one rank, in one process group, and write down the figures of the first."""
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
+    os.environ |= place | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    torch.set_num_threads(1)
+    figures = {}
+    with open_ranks(CPU, Mesh()):
+        for model, mesh, variant in cases:
+            try:
+                ranks = Ranks.of(rank, world, CPU, Mesh(**MESHES.get(mesh, {})))
+                figures[f"{model}/{mesh}/{variant}"] = train_mesh(model, VARIANTS[variant], MESHES.get(mesh, {}), ranks)
+            except Exception as error:
+                if world == 1 or not rank:
+                    print(f"{model}, {mesh}, {variant}: {type(error).__name__}: {error}", file=sys.stderr)
+                raise
+    if rank == 0:
+        (folder / f"{world}.json").write_text(json.dumps(figures))
+
+
+def run_world(world: int, cases: Sequence[Case], folder: Path) -> dict[str, Any]:
+    """Train cases on `world` processes, which are forked from one that has imported everything."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["benchmarks.mesh_losses"])
+    processes = [context.Process(target=train_cases, args=(rank, world, port, cases, folder)) for rank in range(world)]
+    for process in processes:
+        process.start()
+    waiting = [process.sentinel for process in processes]
+    while waiting:
+        for done in multiprocessing.connection.wait(waiting):
+            waiting.remove(done)  # type: ignore[arg-type]
+        if any(process.exitcode for process in processes):
+            for process in processes:
+                process.kill()
+    for process in processes:
+        process.join()
+    figures: dict[str, Any] = json.loads((folder / f"{world}.json").read_text())
+    return figures
+
+
+def main() -> None:
+    """Print a table with a row for each model and mesh, and a column for each variant."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--meshes", nargs="+", default=list(MESHES), choices=list(MESHES))
+    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        pairs = [(model, variant) for model in options.models for variant in options.variants]
+        alone = run_world(1, [(model, "", variant) for model, variant in pairs], folder)
+        print(f"| model | mesh | {' | '.join(options.variants)} |\n|---|---|{'---|' * len(options.variants)}")
+        worlds: dict[int, list[Case]] = {}
+        for mesh in options.meshes:
+            world = int(torch.tensor(list(MESHES[mesh].values())).prod())
+            worlds.setdefault(world, []).extend((model, mesh, variant) for model, variant in pairs)
+        for world, cases in worlds.items():
+            figures = run_world(world, cases, folder)
+            for model, mesh in dict.fromkeys((model, mesh) for model, mesh, _ in cases):
+                cells = [
+                    " / ".join(
+                        format_difference(figures[f"{model}/{mesh}/{each}"][kind], alone[f"{model}//{each}"][kind])
+                        for kind in ("losses", "norms")
+                    )
+                    for each in options.variants
+                ]
+                print(f"| {model} | {mesh} | {' | '.join(cells)} |", flush=True)
+
+
+def format_difference(values: Sequence[float], expected: Sequence[float]) -> str:
+    """Format the largest difference between two lists of figures."""
+    return f"{max(abs(value - other) for value, other in zip(values, expected, strict=True)):.1e}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,250 @@
+"""Ranks that compute parts of layers learn as one process does, and their snapshots are those of one process."""
+
+import json
+
+import pytest
+import torch
+import transformers
+from test_parallel import by_two_ranks
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from laconic.errors import RecipeError
+from laconic.models.language_model import LanguageModel
+from laconic.tasks.token_positions import IGNORED
+from train.objectives.cross_entropy import TokenCrossEntropy
+from train.objectives.next_token import NextToken
+from train.parallel.mesh import Mesh
+from train.parallel.ranks import Ranks, open_ranks
+from train.parallel.tensor_plan import derive_plan, make_plan
+from train.run_snapshot import resume, save_snapshot
+from train.settings import Training
+from train.snapshots.snapshot import Snapshots
+from train.step.objective import TARGETS
+from train.step.train_step import train_step
+from train.step_assembly import distribute_step, make_step_parts
+
+CPU = torch.device("cpu")
+WORDS, ROWS, LENGTH, STEPS, KEPT = 31, 6, 8, 4, 2
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
+LLAMA = {**SIZES, "vocab_size": WORDS, "num_key_value_heads": 2, "max_position_embeddings": LENGTH, "pad_token_id": 0}
+GPT2 = {"vocab_size": WORDS, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": LENGTH, "bos_token_id": 0}
+MASKS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+PARTS = {"gradient-accumulation": {"rows": 1}}
+
+
+def llama(**changes):
+    return LanguageModel(transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA, **changes)))
+
+
+def gpt2():
+    """All of attention is one layer, and the head is tied."""
+    still = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    return LanguageModel(transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2, **still, eos_token_id=0)))
+
+
+def bert(dropout=0.0):
+    sizes = {**SIZES, "vocab_size": WORDS, "max_position_embeddings": LENGTH}
+    return transformers.BertForMaskedLM(transformers.BertConfig(**sizes, **dict.fromkeys(MASKS, dropout)))
+
+
+MODELS = {
+    "llama": (llama, NextToken),
+    "tied": (lambda: llama(tie_word_embeddings=True), NextToken),
+    "gpt2": (gpt2, NextToken),
+    "bert": (bert, TokenCrossEntropy),
+}
+ADAPTED = ({"lora": {"rank": 2}}, "gradient-checkpointing", PARTS)
+TWO = {"tensor": 2}
+RUNS = {
+    "tied": ("tied", TWO, (PARTS,)),
+    "gpt2": ("gpt2", TWO, ("gradient-checkpointing", PARTS)),
+    "bert": ("bert", TWO, ()),
+    "llama, adapters": ("llama", TWO, ADAPTED),
+}
+"""Of two ranks: the model, the mesh and the techniques."""
+FOUR = {"tied, shards": ("tied", {"shard": 2, "tensor": 2}, (PARTS,)), "gpt2, copies": ("gpt2", {"tensor": 2}, ())}
+"""Of four ranks; the second has two copies, as many as there are ranks for."""
+
+
+def make_rows(step, rank=0, world=1):
+    """Rows of unequal numbers of tokens."""
+    generator = torch.Generator().manual_seed(step)
+    ids = torch.randint(1, WORDS, (ROWS, LENGTH + 1), generator=generator)
+    mask = (torch.arange(LENGTH) < torch.randint(3, LENGTH + 1, (ROWS, 1), generator=generator)).long()
+    targets = ids[:, 1:].masked_fill(mask == 0, IGNORED)
+    batch = {"input_ids": ids[:, :-1] * mask, "attention_mask": mask, TARGETS: targets}
+    return {name: tensor[ROWS * rank // world : ROWS * (rank + 1) // world] for name, tensor in batch.items()}
+
+
+def begin(name, mesh, techniques, ranks, model=None):
+    """A run before its first step."""
+    make, objective = MODELS[name]
+    optimizer = {"adamw": {"lr": 1e-2, "implementation": "foreach"}}
+    training = Training(
+        mesh=mesh, batch_size=ROWS, techniques=techniques, optimizer=optimizer, max_grad_norm=0.5, steps=STEPS
+    )
+    torch.manual_seed(0)
+    module = model or make()
+    torch.manual_seed(1)
+    components = training.components()
+    parts = make_step_parts(
+        module, objective(None), components, CPU, sharded=Mesh(**mesh).is_sharded, tensor=ranks.select_axes("tensor")
+    )
+    distribute_step(parts, training, ranks)
+    state = parts.assemble()
+    state.scheduler = components.schedule.build(state.optimizer, STEPS)
+    return state
+
+
+def learn(state, ranks, losses, norms, stop=STEPS):
+    for step in range(len(losses), stop):
+        batch = make_rows(step, ranks.data_rank, ranks.data_world)
+        losses.append(float(train_step(state, batch, max_grad_norm=0.5)))
+        norms.append(float(state.gradient_norm))
+        state.scheduler.step()
+
+
+def finish(state, losses, norms):
+    """The figures of a run, and a digest of its weights."""
+    module = state.finish()
+    weights = {name: float(weight.double().abs().sum()) for name, weight in module.state_dict().items()}
+    return {"losses": losses, "norms": norms, "weights": weights}
+
+
+def run_each(rank, folder, world, runs):
+    """Each run, with a snapshot on the way; the snapshot of one process is gone on with as well."""
+    figures = {}
+    with open_ranks(CPU, Mesh()):
+        for name, run in runs.items():
+            ranks = Ranks.of(rank, world, CPU, Mesh(**run[1]))
+            state, losses, norms = begin(*run, ranks), [], []
+            learn(state, ranks, losses, norms, KEPT)
+            assert all(isinstance(weight, DTensor) for weight in state.module.parameters())
+            with Snapshots(folder / name) as snapshots:
+                save_snapshot(snapshots, state, losses, wait=True)
+            learn(state, ranks, losses, norms)
+            figures[name] = finish(state, losses, norms)
+            with Snapshots(folder / f"{name} alone") as snapshots:
+                state, norms = begin(*run, ranks), []
+                losses = resume(state, snapshots, make_rows(0, ranks.data_rank, ranks.data_world))
+            assert len(losses) == KEPT
+            learn(state, ranks, losses, norms)
+            figures[f"{name}, from one"] = finish(state, losses, norms)
+        if world == 2:
+            figures["dropout"] = run_dropout(rank, world)
+    (folder / f"{world}-{rank}.json").write_text(json.dumps(figures))
+
+
+def run_dropout(rank, world):
+    """What dropout does to ranks that have the same rows: the masks of attention, and what the ranks have in common."""
+    ranks = Ranks.of(rank, world, CPU, Mesh(**TWO))
+    model = bert(dropout=0.3)
+    seen = []
+    for layer in model.bert.encoder.layer:
+        layer.attention.output.dense.register_forward_pre_hook(lambda module, args: seen.append(args[0].detach()))
+    state = begin("bert", TWO, ("gradient-checkpointing",), ranks, model)
+    with torch.no_grad():  # the heads of both ranks are alike, so that masks alone tell them apart
+        for parameter in model.bert.encoder.parameters():
+            local = parameter.to_local()
+            local.copy_(torch.full_like(local, 0.01) if local.ndim > 1 else torch.ones_like(local))
+    train_step(state, make_rows(0))
+    norm = model.bert.embeddings.LayerNorm.weight.to_local()
+    return {"attention": [part.sum(-1).flatten().tolist() for part in seen[:1]], "outside": norm.tolist()}
+
+
+def run_two(rank, folder):
+    run_each(rank, folder, 2, RUNS)
+
+
+def run_four(rank, folder):
+    run_each(rank, folder, 4, FOUR)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("tensor")
+
+
+@pytest.fixture(scope="module")
+def alone(folder):
+    """Each run on one process, with a snapshot on the way."""
+    figures = {}
+    for name, (model, _, techniques) in (RUNS | FOUR).items():
+        state, losses, norms = begin(model, {}, techniques, Ranks()), [], []
+        learn(state, Ranks(), losses, norms, KEPT)
+        with Snapshots(folder / f"{name} alone") as snapshots:
+            save_snapshot(snapshots, state, losses, wait=True)
+        learn(state, Ranks(), losses, norms)
+        figures[name] = finish(state, losses, norms)
+    return figures
+
+
+@pytest.fixture(scope="module")
+def together(folder, alone):
+    with pytest.MonkeyPatch.context() as patch:
+        assert by_two_ranks(run_two, folder, patch) == [0] * 2
+        assert by_two_ranks(run_four, folder, patch, 4) == [0] * 4
+    return {world: [json.loads((folder / f"{world}-{rank}.json").read_text()) for rank in range(world)]
+            for world in (2, 4)}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*RUNS, *FOUR])
+def test_ranks_with_parts_of_layers_learn_as_one_process(name, together, alone):
+    for figures in together[2 if name in RUNS else 4]:
+        expected = alone[name]
+        assert figures[name]["losses"] == pytest.approx(expected["losses"], abs=1e-5)
+        assert figures[name]["norms"] == pytest.approx(expected["norms"], abs=1e-5)
+        assert figures[name]["weights"] == pytest.approx(expected["weights"], rel=1e-3, abs=1e-4)
+        resumed = figures[f"{name}, from one"]
+        assert resumed["losses"] == pytest.approx(expected["losses"], abs=1e-5)
+        assert resumed["norms"] == pytest.approx(expected["norms"][KEPT:], abs=1e-5)
+
+
+@pytest.mark.parametrize("name", [*RUNS, *FOUR])
+def test_one_process_goes_on_with_a_snapshot_of_parts_of_layers(name, together, alone, folder):
+    model, _, techniques = (RUNS | FOUR)[name]
+    state = begin(model, {}, techniques, Ranks())
+    with Snapshots(folder / name) as snapshots:
+        losses = resume(state, snapshots, make_rows(0))
+    assert len(losses) == KEPT
+    learn(state, Ranks(), losses, [])
+    assert losses == pytest.approx(alone[name]["losses"], abs=1e-5)
+
+
+def test_dropout_is_one_mask_outside_of_heads_and_another_for_each_rank_inside(together):
+    first, second = (rank["dropout"] for rank in together[2])
+    assert first["outside"] == second["outside"]
+    assert first["attention"] != second["attention"]
+
+
+SMALL = {**LLAMA, "head_dim": 4}
+FAMILIES = {"Llama": {}, "Qwen3": {}, "Mistral": {}, "Gemma2": {}}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_plan_from_the_structure_is_that_of_the_config(family):
+    config = getattr(transformers, f"{family}Config")(**SMALL)
+    with torch.device("meta"):
+        module = LanguageModel(getattr(transformers, f"{family}ForCausalLM")(config))
+    assert derive_plan(module, 2).styles == make_plan(module, 2).styles
+
+
+@pytest.mark.parametrize(
+    ("module", "size", "message"),
+    [
+        (llama, 4, "tensor: 4 does not divide the 2 key value heads"),
+        (gpt2, 3, "tensor: 3 does not divide the 4 attention heads"),
+        (lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), 2, "has no transformer blocks"),
+    ],
+)
+def test_what_ranks_do_not_divide_is_refused(module, size, message):
+    with pytest.raises(RecipeError, match=message):
+        make_plan(module(), size)
+
+
+def test_a_technique_that_needs_whole_layers_is_refused():
+    training = Training(mesh=TWO, techniques=("chunked-cross-entropy",))
+    parts = make_step_parts(llama(), NextToken(None), training.components(), CPU)
+    with pytest.raises(RecipeError, match=r"chunked-cross-entropy and mesh \(tensor\) cannot be combined"):
+        distribute_step(parts, training, Ranks(0, 2))

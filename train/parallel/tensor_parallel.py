@@ -1,0 +1,178 @@
+"""Tensor parallelism: each rank computes a part of the attention heads and FFN units of every layer."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from train.parallel.original_module import OriginalModule
+from train.parallel.region_randomness import RegionRandomness, has_dropout
+from train.parallel.sharded_head import sharded_cross_entropy
+from train.parallel.tensor_plan import FUSED, Styles, TensorPlan
+from train.parallel.tensor_styles import KeepWhole, Style, find_style
+from train.step.step_parts import StepParts
+
+LOCAL_OUTPUTS = ("colwise", "packed_colwise", FUSED)
+"""Styles after which each rank has other values, until a layer whose inputs are split."""
+SPLIT_INPUTS = ("rowwise", "packed_rowwise")
+WHOLE = KeepWhole(recurse=False)
+CONTAINERS = (nn.ModuleList, nn.ModuleDict)
+"""Modules that are never called, but only hold others."""
+
+
+def split_layers(parts: StepParts, plan: TensorPlan, mesh: DeviceMesh) -> None:
+    """Spread the weights of a model over the ranks of `mesh` by a plan (Shoeybi et al., Megatron-LM, arXiv 1909.08053).
+
+    It is called after adapters are added, whose matrices are cut as their layers are, and before anything that takes
+    the forward pass of a layer. All parameters become distributed tensors, also those that stay whole: optimizers and
+    norms take no mixture.
+    """
+    module = parts.module
+    originals = [OriginalModule.of(part) for part in module.modules()]
+    styles = plan_adapters(module, plan.styles)
+    if has_dropout(module):
+        randomness = RegionRandomness(mesh.get_local_rank(), parts.device)
+        watch_regions(module, styles, randomness)
+        parts.add_forward_context(randomness.begin)
+    apply_styles(module, styles, mesh)
+    before = {path: set_count(module, path, count) for path, count in plan.counts.items()}
+    for buffer in module.buffers():
+        buffer.data = buffer.to(parts.device)
+    added = [original.release() for original in originals]
+
+    def undo() -> None:
+        for original, names in zip(originals, added, strict=True):
+            original.restore(names)
+        for path, count in before.items():
+            set_count(module, path, count)
+
+    parts.on_restore(undo)
+    objective: Any = parts.objective
+    plain = getattr(objective, "cross_entropy", None)
+    if plain is not None:
+        objective.cross_entropy = sharded_cross_entropy
+        parts.on_restore(lambda: setattr(objective, "cross_entropy", plain))
+
+
+def set_count(module: nn.Module, path: str, count: int) -> int:
+    """Set an attribute of a module in it, and return what it was."""
+    home, _, name = path.rpartition(".")
+    owner = module.get_submodule(home)
+    before = int(getattr(owner, name))
+    setattr(owner, name, count)
+    return before
+
+
+def watch_regions(module: nn.Module, styles: Styles, randomness: RegionRandomness) -> None:
+    """Draw other random numbers on each rank between layers of a plan whose outputs and whose inputs are split."""
+    first: list[nn.Module] = []
+    for name, style in styles.items():
+        if style in LOCAL_OUTPUTS and not is_parameter(module, name):
+            first.append(module.get_submodule(name))
+        elif style in SPLIT_INPUTS and first:
+            randomness.watch(first, module.get_submodule(name))
+            first = []
+
+
+def plan_adapters(module: nn.Module, styles: Styles) -> Styles:
+    """Add the styles of the matrices of adapters beside the layers that are cut: the matrix that has the layer's
+    outputs is cut as these, and the one that has its inputs as those."""
+    changed: Styles = {}
+    for name, style in styles.items():
+        layer: Any = module.get_submodule(name) if not is_parameter(module, name) else None
+        if not hasattr(layer, "base_layer"):
+            changed[name] = style
+            continue
+        changed[f"{name}.base_layer"] = style
+        matrices = "lora_A" if style in SPLIT_INPUTS else "lora_B"
+        changed |= {f"{name}.{matrices}.{key}": style for key in getattr(layer, matrices)}
+    return changed
+
+
+def is_parameter(module: nn.Module, name: str) -> bool:
+    """Return whether a name of a plan is that of a parameter, and not of a module."""
+    home, _, leaf = name.rpartition(".")
+    return leaf in module.get_submodule(home)._parameters
+
+
+def apply_styles(module: nn.Module, styles: Styles, mesh: DeviceMesh) -> None:
+    """Spread all parameters of a module over the ranks, and let its layers compute with their parts. Tied weights stay
+    one tensor."""
+    tied: dict[int, nn.Parameter] = {}
+    modules = dict(module.named_modules())
+    vocabulary = {id(modules[name].weight): style for name, style in styles.items() if is_vocabulary(modules.get(name))}
+
+    def spread_parameters(part: nn.Module, style: Style) -> bool:
+        """Returns whether some stay whole that the style says nothing about."""
+        is_whole = False
+        for name, before in part._parameters.items():
+            if before is None or isinstance(before, DTensor):
+                continue
+            if id(before) not in tied:
+                style.shard_param(part, name, mesh)
+                if part._parameters[name] is before:
+                    WHOLE.shard_param(part, name, mesh)
+                    is_whole = True
+                tied[id(before)] = drop_other_parts(part, name)
+                kept.append(before)
+            part._parameters[name] = tied[id(before)]
+        return is_whole
+
+    kept: list[nn.Parameter] = []  # so that no id is used again
+    for name, style in styles.items():
+        if is_parameter(module, name):
+            home, _, leaf = name.rpartition(".")
+            find_style(style, modules[home]).shard_param(modules[home], leaf, mesh)
+            drop_other_parts(modules[home], leaf)
+    for name, part in modules.items():
+        if layer_style := styles.get(name) or find_tied_style(part, vocabulary):
+            styles = styles | {name: layer_style}
+            chosen = find_style(layer_style, part)
+            if spread_parameters(part, chosen):
+                WHOLE.install_forward(part, mesh)
+            chosen.install_forward(part, mesh)
+    for part, is_apart in find_rest(module, "", set(styles)):
+        for member in part.modules() if is_apart else (part,):
+            spread_parameters(member, WHOLE)
+        (KeepWhole(recurse=True) if is_apart else WHOLE).install_forward(part, mesh)
+
+
+def is_vocabulary(part: nn.Module | None) -> bool:
+    """Return whether a module has a row of weights for each word."""
+    return isinstance(part, nn.Embedding)
+
+
+def find_tied_style(part: nn.Module, vocabulary: Mapping[int, str]) -> str | None:
+    """Return the style of an output layer that shares its weights with an embedding that is cut by words."""
+    is_tied = isinstance(part, nn.Linear) and vocabulary.get(id(part.weight)) == "embedding_rowwise"
+    return "colwise_gather_output" if is_tied else None
+
+
+def drop_other_parts(part: nn.Module, name: str) -> nn.Parameter:
+    """Free the memory of what other ranks hold of a distributed parameter of a module, and return the parameter."""
+    parameter: Any = part._parameters[name]
+    local = parameter.to_local()
+    if local.untyped_storage().nbytes() > local.nbytes:
+        shape = {"shape": parameter.shape, "stride": parameter.stride()}
+        alone = DTensor.from_local(
+            local.detach().clone(), parameter.device_mesh, parameter.placements, run_check=False, **shape
+        )
+        part._parameters[name] = parameter = nn.Parameter(alone, requires_grad=parameter.requires_grad)
+    kept: nn.Parameter = parameter
+    return kept
+
+
+def find_rest(part: nn.Module, name: str, planned: set[str]) -> Iterator[tuple[nn.Module, bool]]:
+    """Yield the modules around all parameters that no plan names, the outermost ones without a planned layer, each with
+    True; and with False those with parameters of their own beside planned layers."""
+    is_apart = not any(other == name or other.startswith(f"{name}." if name else "") for other in planned)
+    if is_apart and not isinstance(part, CONTAINERS):
+        if next(part.parameters(), None) is not None:
+            yield part, True
+        return
+    if any(f"{name}.{leaf}".lstrip(".") not in planned for leaf in part._parameters) and name not in planned:
+        yield part, False
+    for leaf, child in part.named_children():
+        yield from find_rest(child, f"{name}.{leaf}".lstrip("."), planned)
