@@ -6,17 +6,19 @@ Each round writes with every engine in turn, on one thread, greedily and without
 tokens that share no beginning. Counted are the tokens behind the first of every stream, per second of wall time: the
 medians over rounds, with their quartiles; then the time to the first token of one stream, and of a second prompt with
 the same first 400 tokens, which the prefix cache of the paged engine holds. `--checkpoint` adds transformers'
-`generate` in FP32 and BF16, all streams as one batch, less the time of writing one token.
+`generate` in FP32 and BF16, all streams as one batch, less the time of writing one token. `--onnxruntime-genai` adds a
+model that `python -m onnxruntime_genai.models.builder` made, `--llama-cpp NODE_MODULES MODEL.gguf` one in llama.cpp.
 """
 
 import argparse
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
+from generation_peers import Measure, Prompts, open_llama_cpp, open_onnxruntime_genai
 from transformers import AutoModelForCausalLM
 
 from laconic.artifacts.artifact import Artifact
@@ -27,9 +29,6 @@ from laconic.runtimes.openvino_genai import OpenVinoGenAi
 
 PREFIX = 400
 CACHE = 1 << 30
-Prompts = Sequence[tuple[int, ...]]
-Measure = Callable[[Prompts], float]
-"""From prompts to tokens per second."""
 
 
 def main() -> None:
@@ -37,6 +36,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("artifact", type=Path)
     parser.add_argument("--checkpoint", type=Path, default=None, help="the original, for transformers")
+    parser.add_argument("--onnxruntime-genai", type=Path, default=None)
+    parser.add_argument("--llama-cpp", type=Path, nargs=2, default=None)
     parser.add_argument("--streams", default="1,4,16", help="numbers of streams, with commas between them")
     parser.add_argument("--prompt", type=int, default=64, help="tokens of a prompt")
     parser.add_argument("--tokens", type=int, default=48, help="written for each prompt")
@@ -53,6 +54,11 @@ def main() -> None:
         for dtype in (torch.float32, torch.bfloat16):
             name = f"transformers, {str(dtype).removeprefix('torch.')}"
             measures[name] = open_transformers(arguments.checkpoint, dtype, arguments.tokens)
+    if arguments.onnxruntime_genai is not None:
+        measures["ONNX Runtime GenAI"] = open_onnxruntime_genai(arguments.onnxruntime_genai, arguments.tokens)
+    if arguments.llama_cpp is not None:
+        modules, model = arguments.llama_cpp
+        measures["llama.cpp"] = open_llama_cpp(modules, model, arguments.tokens)
     streams = [int(each) for each in arguments.streams.split(",")]
     speeds: dict[tuple[str, int], list[float]] = {(name, count): [] for name in measures for count in streams}
     for seed in range(arguments.rounds + 1):
