@@ -87,6 +87,12 @@ def test_the_drain_of_the_servers_fits_the_grace_period_of_their_pods() -> None:
     assert ports == {"http": 8000, "grpc": settings.grpc_port, "admin": int((settings.admin or "").rpartition(":")[2])}
 
 
+def need(program: str, package: str) -> None:
+    """Skip the test where a program is not installed; with CI set, where all of them are to be, it fails."""
+    if shutil.which(program) is None:
+        (pytest.fail if "CI" in os.environ else pytest.skip)(f"{program} is not installed: apt-get install {package}")
+
+
 def test_kubectl_builds_the_same_objects() -> None:
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed")
@@ -190,8 +196,7 @@ def test_every_metric_that_is_asked_for_is_one_of_the_servers(server: Running) -
 def test_every_query_of_the_dashboard_and_the_alerts_is_answered_by_a_real_scrape(
     server: Running, tmp_path: Path
 ) -> None:
-    if shutil.which("prometheus") is None:
-        pytest.skip("prometheus is not installed: apt-get install prometheus")
+    need("prometheus", "prometheus")
     with bind("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
     scrape = {"job_name": "laconic", "static_configs": [{"targets": [f"127.0.0.1:{server.port}"]}]}
@@ -235,8 +240,7 @@ def test_each_alert_fires_in_one_case_and_not_in_the_other() -> None:
     tried = [(test["alertname"], bool(test["exp_alerts"])) for case in cases for test in case["alert_rule_test"]]
     rules = yaml.safe_load((DEPLOY / "prometheus/alerts.yml").read_text(encoding="utf-8"))["groups"][0]["rules"]
     assert sorted(tried) == sorted((rule["alert"], fires) for rule in rules for fires in (False, True))
-    if shutil.which("promtool") is None:
-        pytest.skip("promtool is not installed: apt-get install prometheus")
+    need("promtool", "prometheus")
     command = ["promtool", "test", "rules", "alerts.test.yml"]
     done = subprocess.run(command, cwd=DEPLOY / "prometheus", capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -270,8 +274,7 @@ def test_compose_names_only_files_that_are_there_or_made_by_the_script_and_publi
 @pytest.mark.parametrize("fault", ["frozen", "restarted"])
 def test_behind_nginx_no_request_fails_while_a_server_freezes_or_stops(tmp_path: Path, fault: str) -> None:
     """The other faults, with figures: benchmarks/failover.py."""
-    if shutil.which("nginx") is None:
-        pytest.skip("nginx is not installed: apt-get install nginx-light")
+    need("nginx", "nginx-light")
     measure = runpy.run_path(str(HOME / "benchmarks/failover.py"))["measure"]
     artifact = write_artifact(tmp_path / "twice.laconic")
     before, after = measure(fault, str(artifact), {"inputs": {"x": [1, 2, 3]}}, (1.0, 4.0))
