@@ -253,7 +253,7 @@ PACKAGES_OF_EXTRA = {
         "matplotlib",
         "jinja2",
     ),
-    "ray": ("ray",),
+    "ray": ("ray", "aiohttp_cors", "grpc_reflection", "opencensus", "watchfiles"),
     "timm": ("timm",),
     "train": ("torchao", "peft", "accelerate", "tensorboard", "pynvml"),
     "cpu": ("onnxruntime", "openvino"),

@@ -32,7 +32,7 @@ from serve.observation.logs import open_log
 from serve.security.origin import is_loopback
 from serve.security.tls import Certificate, load_certificate
 from serve.settings.server_settings import Settings
-from serve.settings.settings_file import load_settings
+from serve.settings.settings_file import load_settings, refuse_ray_settings
 
 TICKS = 5
 """Tenths of a second between two looks at the deadlines of connections."""
@@ -181,6 +181,7 @@ def serve(
     settings that are none and for a port that cannot be bound, and what finding and opening the artifacts raises.
     """
     limits = load_settings(options, os.environ, settings)
+    refuse_ray_settings(limits)
     if is_loopback(host) and not limits.allowed_hosts:
         limits = limits.model_copy(update={"allowed_hosts": (host,)})
     if limits.grpc_port:

@@ -1,8 +1,6 @@
 """What all candidates of a search share, and executors for their trials: this process, or a Ray cluster, with the same
 results."""
 
-import os
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,6 +9,7 @@ from typing import Any, TypeVar
 
 from laconic import registry
 from laconic.cache import Cache
+from laconic.clusters.ray_cluster import connect_ray
 from laconic.errors import RuntimeFailure, UsageError
 from laconic.hashing import hash_of
 from laconic.models.source import Source
@@ -20,9 +19,6 @@ J = TypeVar("J")
 R = TypeVar("R")
 
 EXECUTORS = ("local", "ray")
-
-RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-"""Environment variables for Ray. By default it sends usage statistics to its makers."""
 
 
 @dataclass(frozen=True)
@@ -125,33 +121,3 @@ def open_executor(
     else:
         with connect_ray(threads) as ray:
             yield RayExecutor(ray, reopen, threads)
-
-
-@contextmanager
-def connect_ray(threads: int) -> Iterator[Any]:
-    """Connect to the cluster at RAY_ADDRESS; without it, to one on this machine that is stopped on exit."""
-    os.environ.update({name: os.environ.get(name, value) for name, value in RAY_ENVIRONMENT.items()})
-    try:
-        import ray
-    except ModuleNotFoundError as error:
-        raise registry.missing_package("ray") from error
-    if ray.is_initialized():
-        yield ray
-        return
-    address = os.environ.get("RAY_ADDRESS") or "local"
-    paths = os.pathsep.join(path for path in sys.path if path)
-    try:
-        ray.init(
-            address,
-            num_cpus=threads if address == "local" else None,  # Ray would count all cores of the machine
-            runtime_env={"env_vars": {"PYTHONPATH": paths}},
-            include_dashboard=None if address != "local" else False,
-            log_to_driver=False,
-            logging_level="error",
-        )
-    except (ConnectionError, RuntimeError) as error:
-        raise UsageError(f"there is no Ray cluster at {address}: {error}. Start one, or unset RAY_ADDRESS") from error
-    try:
-        yield ray
-    finally:
-        ray.shutdown()

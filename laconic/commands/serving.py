@@ -9,11 +9,15 @@ import typer
 from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
+from laconic.errors import UsageError
+from laconic.registry import did_you_mean
 from laconic.units import format_binary_bytes, parse_bytes
 from serve.settings.server_settings import Settings
 
 REPEATED = {"require": "--require", "shares": "--share", "sha256": "--sha256"}
 """Options that may be given several times, by the setting that their values make up."""
+PLACES = ("local", "ray")
+"""Where `--on` puts a server: into this process, or onto a Ray cluster."""
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -98,14 +102,22 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 chooses a free one.")] = 8000,
     settings: Annotated[Path | None, typer.Option(help="YAML file with limits and other settings.")] = None,
+    on: Annotated[
+        str, typer.Option(help="Where the server runs: local, or ray for replicas on a Ray cluster.")
+    ] = "local",
     **options: Any,
 ) -> None:
     """Serve artifacts over HTTP and gRPC, with dynamic batching.
 
-    Each option but the first four is a setting, which can also be given in the file of --settings, and as an
+    Each option but the first five is a setting, which can also be given in the file of --settings, and as an
     environment variable: LACONIC_SERVE_MAX_BODY for --max-body.
     """
-    from serve.server import serve
+    if on not in PLACES:
+        raise UsageError(f"there is nowhere called {on!r} to serve on. {did_you_mean(on, PLACES)}")
+    if on == "ray":
+        from serve.replicas.ray_server import serve_on_ray as serve
+    else:
+        from serve.server import serve
 
     settings_given = {name: value or None if name in REPEATED else value for name, value in options.items()}
     serve(artifacts or (), host=host, port=port, settings=settings, **settings_given)

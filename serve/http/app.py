@@ -1,7 +1,7 @@
 """The whole server as one ASGI application: the hot path in front, FastAPI behind it."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from laconic.errors import UsageError
@@ -29,12 +29,14 @@ from serve.settings.server_settings import Settings
 
 ENDPOINTS = (Infer, Predict, Embed, Rerank, Transcribe, ChatCompletions, Completions, Generate, GenerateStream)
 """What bypasses FastAPI."""
+MetricsFactory = Callable[[Repository, Access], Metrics]
 
 
 class App:
     """An ASGI application that serves the models of a repository. On shutdown it closes them.
 
-    folder: where models come and go. stopping: another server of the same models, while it stops.
+    folder: where models come and go. metrics: makes what /metrics answers with. stopping: another server of the same
+    models, while it stops.
     """
 
     def __init__(
@@ -44,13 +46,14 @@ class App:
         access: Access,
         observer: RequestObserver,
         folder: WatchedFolder | None = None,
+        metrics: MetricsFactory = Metrics,
     ) -> None:
         self.repository = repository
         self.folder = folder
         self.access = access
         self.guard = Guard(access)
         self.observer = observer
-        self.metrics = Metrics(repository, access)
+        self.metrics = metrics(repository, access)
         self.control = create_control(repository, self.metrics, self.close)
         add_extensions(self.control, repository, folder, settings)
         self.settings = settings
@@ -97,12 +100,16 @@ class App:
         await ErrorBoundary(self.control, send).run(scope, receive)
 
 
-def create_app(artifacts: Sequence[Path | str] | Mapping[str, Path], settings: Settings | None = None) -> App:
+def create_app(
+    artifacts: Sequence[Path | str] | Mapping[str, Path],
+    settings: Settings | None = None,
+    metrics: MetricsFactory = Metrics,
+) -> App:
     """Open the artifacts, and those in the settings' folder of models, and put them behind HTTP.
 
-    artifacts: as of `locate_artifacts`, or what it returns. Raises UsageError where there is neither, and what
-    `locate_artifacts`, `Artifact.load`, `Artifact.open` and `Artifact.require_proof`
-    raise, before anything is served.
+    artifacts: as of `locate_artifacts`, or what it returns. metrics: as of App. Raises UsageError where
+    there is neither, and what `locate_artifacts`, `Artifact.load`, `Artifact.open` and `Artifact.require_proof` raise,
+    before anything is served.
     """
     settings = settings or Settings()
     if not artifacts and settings.models is None:
@@ -117,4 +124,4 @@ def create_app(artifacts: Sequence[Path | str] | Mapping[str, Path], settings: S
     except BaseException:
         repository.close()
         raise
-    return App(repository, settings, access, observer, folder)
+    return App(repository, settings, access, observer, folder, metrics)

@@ -113,7 +113,7 @@ def add_server(app: FastAPI, repository: Repository, metrics: Metrics) -> None:
     @app.get("/metrics", tags=["server"], response_class=Response)
     async def prometheus_metrics() -> Response:
         """Return counters for Prometheus, under Triton's names."""
-        return Response(metrics.text(), media_type=CONTENT_TYPE)
+        return Response(await metrics.gather(), media_type=CONTENT_TYPE)
 
     @app.post("/v2/repository/index", tags=["server"])
     async def repository_index() -> list[dict[str, str]]:

@@ -89,6 +89,10 @@ class Metrics:
         """
         return "".join(f"{line}\n" for line in self._lines()).encode() + bytes(generate_latest(self._process))
 
+    async def gather(self) -> bytes:
+        """Return what is scraped: the metrics of this server, unless it is one of several that are asked as one."""
+        return self.text()
+
     def _access_lines(self) -> Iterator[str]:
         """Yield the lines of the server as a whole."""
         yield from format_head("laconic_connections", "gauge", "Connections over HTTP")

@@ -18,8 +18,17 @@ NAMED = re.compile(r"([A-Za-z0-9][\w.-]*)=(.+)", re.ASCII | re.DOTALL)
 def locate_artifacts(artifacts: Sequence[Path | str], settings: Settings) -> dict[str, Path]:
     """Return the folders of artifacts by the names of their models; those at addresses are downloaded.
 
+    Raises what `name_sources` does before anything is downloaded, and what `locate_artifact` raises.
+    """
+    sources = name_sources(artifacts, settings)
+    return {name: locate_artifact(name, source, settings) for name, source in sources.items()}
+
+
+def name_sources(artifacts: Sequence[Path | str], settings: Settings) -> dict[str, str]:
+    """Return the folders or addresses of artifacts by the names of their models.
+
     artifacts: folders or addresses, each alone or as `NAME=ARTIFACT`. Raises UsageError for two of a name and for
-    settings that name others, before anything is downloaded; and what `fetch_artifact` raises.
+    settings that name others.
     """
     sources: dict[str, str] = {}
     for artifact in artifacts:
@@ -31,13 +40,15 @@ def locate_artifacts(artifacts: Sequence[Path | str], settings: Settings) -> dic
         sources[name] = source
     check_required(sources, settings)
     check_digests(sources, settings)
-    timeout = settings.download_timeout
-    return {
-        name: fetch_artifact(source, sha256=settings.find_digest(name), timeout=timeout)
-        if is_address(source)
-        else Path(source)
-        for name, source in sources.items()
-    }
+    return sources
+
+
+def locate_artifact(name: str, source: str, settings: Settings) -> Path:
+    """Return the folder of the artifact of a model; one at an address is downloaded. Raises what `fetch_artifact`
+    raises."""
+    if not is_address(source):
+        return Path(source)
+    return fetch_artifact(source, sha256=settings.find_digest(name), timeout=settings.download_timeout)
 
 
 def split_name(artifact: Path | str) -> tuple[str, str]:

@@ -28,10 +28,7 @@ processor time a batch. With one client a model of 7 us gave 0.79 of the request
 
 def open_models(paths: Mapping[str, Path], settings: Settings) -> list[Model]:
     """Load and check the newest version of every model, by its name. Raises the artifact's own errors."""
-    artifacts = {}
-    for name, path in paths.items():
-        version, newest = next(iter(find_versions(path).items()), (VERSION, path))
-        artifacts[name] = (version, Artifact.load(newest))
+    artifacts = {name: load_newest(path) for name, path in paths.items()}
     models: list[Model] = []
     try:
         for name, (version, artifact) in artifacts.items():
@@ -41,6 +38,13 @@ def open_models(paths: Mapping[str, Path], settings: Settings) -> list[Model]:
             model.close()
         raise
     return models
+
+
+def load_newest(path: Path) -> tuple[str, Artifact]:
+    """Load and check the artifact in a folder, or its newest version; return it with its version. Raises the
+    artifact's own errors."""
+    version, newest = next(iter(find_versions(path).items()), (VERSION, path))
+    return version, Artifact.load(newest)
 
 
 def open_version(path: Path, settings: Settings, *, name: str, version: str) -> Model:

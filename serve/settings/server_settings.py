@@ -10,6 +10,8 @@ from laconic.config import Strict
 from laconic.hardware import cores, memory
 from laconic.units import Bytes
 
+RAY = "Ray"
+"""The panel of what `--on ray` alone needs."""
 KIB = 1 << 10
 MIB = 1 << 20
 MAX_PORT = 65_535
@@ -207,6 +209,19 @@ class Settings(Strict):
         le=1,
     )
     otlp_endpoint: str | None = setting(None, "Observation", "URL where traces are sent; default: none are made")
+    ray_address: str | None = setting(
+        None,
+        RAY,
+        "address of a Ray cluster; default: `RAY_ADDRESS`, or a cluster on this machine that ends with the server",
+    )
+    replicas: int = setting(1, RAY, "replicas of each model, the fewest where their number follows the load", ge=1)
+    max_replicas: int | None = setting(None, RAY, "most replicas of each model; default: `replicas`", ge=1)
+    target_ongoing: Rate = setting(4.0, RAY, "requests in flight for each replica, beyond which there are to be more")
+    scale_up_after: Seconds = setting(10.0, RAY, "seconds of more load after which replicas are added")
+    scale_down_after: Seconds = setting(120.0, RAY, "seconds of less load after which replicas are removed")
+    replica_gpus: float = setting(
+        0.0, RAY, "GPUs of each replica, as 0.25; Ray counts them, and bounds no memory", ge=0, allow_inf_nan=False
+    )
 
     def parallelism(self, model: str = "") -> tuple[int, int]:
         """Return the number of executors of a model, and the threads of each."""

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from laconic.config import explain, read_mapping
 from laconic.errors import UsageError
-from serve.settings.server_settings import Settings
+from serve.settings.server_settings import RAY, Settings
 
 PREFIX = "LACONIC_SERVE_"
 KUBERNETES = re.compile(r"SERVICE_(HOST|PORT).*|PORT(_\d+_.*)?")
@@ -40,3 +40,11 @@ def load_settings(options: Mapping[str, Any], environment: Mapping[str, str], fi
             raise UsageError(explain(error, source)) from None
         merged |= values
     return Settings.model_validate(merged)
+
+
+def refuse_ray_settings(settings: Settings) -> None:
+    """Raise UsageError for settings of replicas where there are none."""
+    for name, field in Settings.model_fields.items():
+        extra = field.json_schema_extra
+        if isinstance(extra, dict) and extra["panel"] == RAY and getattr(settings, name) != field.default:
+            raise UsageError(f"{name} is for replicas on a Ray cluster. Give --on ray too")

@@ -1,0 +1,1 @@
+"""The server as replicas on a Ray cluster."""

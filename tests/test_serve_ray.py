@@ -1,0 +1,83 @@
+"""Replicas on a Ray cluster: what is refused before one is started, and one with everything that it promises."""
+
+import asyncio
+import runpy
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from artifacts import write_artifact
+from served import eventually, request_of, running
+
+from laconic.errors import UsageError
+from serve.replicas.ray_server import ReplicaArguments, check_settings, make_routes
+from serve.replicas.replica import merge_metrics
+from serve.server import serve
+from serve.settings.server_settings import Settings
+
+HOME = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"replicas": 3, "max_replicas": 2}, "at most 2 replicas are fewer than at least 3"),
+        ({"fronts": 2}, "fronts does not go with Ray"),
+        ({"admin": "9000"}, "admin does not go with Ray"),
+        ({"models": "models"}, "models does not go with Ray"),
+    ],
+)
+def test_settings_that_replicas_cannot_follow_are_refused(settings: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        check_settings(Settings.model_validate(settings))
+
+
+def test_settings_of_replicas_are_refused_without_a_cluster(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="replicas is for replicas on a Ray cluster"):
+        serve([tmp_path], replicas=2)
+
+
+def test_several_models_have_paths_of_their_own() -> None:
+    assert make_routes({"a": ""}) == {"a": "/"}
+    assert make_routes({"a": "", "b.c": ""}) == {"a": "/a", "b.c": "/b.c"}
+    with pytest.raises(UsageError, match="cannot be a part of a path"):
+        make_routes({"a": "", "b c": ""})
+
+
+def test_metrics_of_replicas_are_merged_under_one_head() -> None:
+    text = '# HELP a A\n# TYPE a counter\na{{model="m"}} {}\n# HELP b B\n# TYPE b gauge\nb 1\n'
+    assert merge_metrics({"two": text.format(2), "one": text.format(1)}) == (
+        '# HELP a A\n# TYPE a counter\na{replica="one",model="m"} 1\na{replica="two",model="m"} 2\n'
+        '# HELP b B\n# TYPE b gauge\nb{replica="one"} 1\nb{replica="two"} 1\n'
+    )
+
+
+def test_the_arguments_of_a_configuration_file_are_settings() -> None:
+    arguments = ReplicaArguments.model_validate({"artifact": "m=/m", "max_body": "1 MiB", "max_replicas": 4})
+    assert (arguments.max_body, arguments.max_replicas) == (1 << 20, 4)
+
+
+@pytest.mark.skipif(find_spec("grpc_reflection") is None, reason="ray[serve] is not installed")
+def test_a_cluster_gives_the_same_bytes_survives_a_kill_names_its_replicas_and_ends_with_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(HOME / "benchmarks")
+    tools = runpy.run_path(str(HOME / "benchmarks/ray_replicas.py"))
+    artifact = write_artifact(tmp_path / "twice.laconic")
+    options = ("--on", "ray", "--replicas", "2", "--drain", "0", "--max-rows", "4")
+    with (
+        tools["serving"](str(artifact), *options) as served,
+        running(f"model={artifact}") as bare,
+        httpx.Client(base_url=served.url) as client,
+    ):
+        assert client.get("/v2/health/ready").status_code == 200
+        assert client.post("/v2/models/model/infer", json=request_of([[1, 2, 3]] * 5)).status_code == 400
+        bodies = asyncio.run(tools["ask"](served, 1, 0.5)).bodies
+        served_bare = tools["Served"](served.process, bare.url, served.requests)
+        assert bodies == asyncio.run(tools["ask"](served_bare, 1, 0.2)).bodies
+        killed = tools["measure_kill"](served, 4.0)
+        assert set(killed.final) == {"200"}, killed
+        samples = '\nnv_inference_count{replica="'
+        assert eventually(lambda: client.get("/metrics").text.count(samples) == 2, 20)
