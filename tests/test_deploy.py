@@ -133,7 +133,7 @@ def test_custom_resources_fit_their_definitions() -> None:
             assert "." not in each["apiVersion"].partition("/")[0] or kind.startswith(
                 ("networking.k8s.io", "monitoring.coreos.com")
             ), kind
-    assert tried == {"ScaledObject", "ClusterServingRuntime", "InferenceService", "RayCluster"}
+    assert tried == {"ScaledObject", "ClusterServingRuntime", "InferenceService", "RayCluster", "RayService"}
 
 
 def close(schema: Any) -> Any:

@@ -8,11 +8,13 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 from artifacts import write_artifact
 from served import eventually, request_of, running
 
 from laconic.errors import UsageError
-from serve.replicas.ray_server import ReplicaArguments, check_settings, make_routes
+from laconic.registry import import_address
+from serve.replicas.ray_server import ReplicaArguments, build, check_settings, make_routes
 from serve.replicas.replica import merge_metrics
 from serve.server import serve
 from serve.settings.server_settings import Settings
@@ -54,9 +56,13 @@ def test_metrics_of_replicas_are_merged_under_one_head() -> None:
     )
 
 
-def test_the_arguments_of_a_configuration_file_are_settings() -> None:
-    arguments = ReplicaArguments.model_validate({"artifact": "m=/m", "max_body": "1 MiB", "max_replicas": 4})
-    assert (arguments.max_body, arguments.max_replicas) == (1 << 20, 4)
+def test_the_manifest_of_a_ray_service_names_our_builder_and_our_settings() -> None:
+    manifest = yaml.safe_load((HOME / "deploy/kubernetes/kuberay/rayservice.yaml").read_text())
+    (application,) = yaml.safe_load(manifest["spec"]["serveConfigV2"])["applications"]
+    assert import_address(application["import_path"]) is build
+    arguments = ReplicaArguments.model_validate(application["args"])
+    check_settings(arguments)
+    assert arguments.artifact == "minilm=/models/minilm.laconic"
 
 
 @pytest.mark.skipif(find_spec("grpc_reflection") is None, reason="ray[serve] is not installed")

@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -18,7 +19,6 @@ from serve.model_repository.artifact_sources import NAMED, locate_artifact, name
 from serve.model_repository.loader import load_newest
 from serve.replicas.replica import Replica
 from serve.security.origin import is_loopback
-from serve.server import write_line
 from serve.settings.server_settings import Settings
 from serve.settings.settings_file import load_settings
 
@@ -128,7 +128,8 @@ class RayServer:
             ray_serve.run_many(targets, wait_for_applications_running=False)
             self._wait_until_running(sources)
             if not self._stopping.is_set():
-                write_line(self._format_welcome(routes))
+                sys.stdout.write(f"{self._format_welcome(routes)}\n")
+                sys.stdout.flush()
             self._stopping.wait()
         finally:
             for name in sources:
