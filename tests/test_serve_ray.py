@@ -15,7 +15,7 @@ from served import eventually, request_of, running
 from laconic.errors import UsageError
 from laconic.registry import import_address
 from serve.replicas.ray_server import ReplicaArguments, build, check_settings, make_routes
-from serve.replicas.replica import merge_metrics
+from serve.replicas.replica_metrics import merge_metrics
 from serve.server import serve
 from serve.settings.server_settings import Settings
 

@@ -1,23 +1,21 @@
 """`laconic serve --on ray`: models as deployments of Ray Serve, with HAProxy in front."""
 
-import logging
 import os
-import signal
-import sys
-import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from laconic.artifacts.download import is_address
 from laconic.clusters.ray_cluster import LOCAL, connect_ray, find_address, set_environment
-from laconic.errors import RuntimeFailure, UsageError
+from laconic.errors import UsageError
 from serve.asgi.listener import bind
+from serve.asgi.wire import Receive, Scope, Send
+from serve.http.app import App, create_app
 from serve.model_repository.artifact_sources import NAMED, locate_artifact, name_sources
 from serve.model_repository.loader import load_newest
-from serve.replicas.replica import Replica
+from serve.protocol.metadata import check_server
+from serve.replicas.ray_applications import RayApplications
+from serve.replicas.replica_metrics import GatheredMetrics, find_replica_name
 from serve.security.origin import is_loopback
 from serve.settings.server_settings import Settings
 from serve.settings.settings_file import load_settings
@@ -38,8 +36,38 @@ DRAIN = "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"
 """The variable for the seconds that a replica still answers after it is told to stop."""
 METRICS_SECONDS = 1.0
 """Time between two reports of a replica's requests in flight."""
-LOOK_SECONDS = 0.2
-"""Time between two looks at applications that are being deployed."""
+
+
+class Replica:
+    """What Ray makes an actor of. source: the folder or the address of the artifact, on the replica's machine."""
+
+    def __init__(self, name: str, source: str, settings: Settings) -> None:
+        self._app = create_app({name: locate_artifact(name, source, settings)}, settings, metrics=GatheredMetrics)
+
+    def __serve_build_asgi_app__(self) -> "MountedApp":
+        """Return the application that answers requests, as Ray asks for it."""
+        return MountedApp(self._app)
+
+    def check_health(self) -> None:
+        """Raise NotReady while the model has no engine: after three failures Ray replaces the replica."""
+        check_server(self._app.repository)
+
+    def read_metrics(self) -> tuple[str, str]:
+        """Return the name of the replica and its own metrics."""
+        return find_replica_name(), self._app.metrics.text().decode()
+
+
+class MountedApp:
+    """An application whose paths begin behind a prefix, which Ray puts into a request's `root_path`."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or follow the lifespan."""
+        if prefix := scope.get("root_path", ""):
+            scope = {**scope, "path": scope["path"].removeprefix(prefix) or "/", "root_path": ""}
+        await self._app(scope, receive, send)
 
 
 class ReplicaArguments(Settings):
@@ -92,76 +120,8 @@ def serve_on_ray(
     from ray import serve as ray_serve
 
     with connect_ray(cpus, limits.ray_address):
-        RayServer(ray_serve, host, port, limits).run(sources, routes)
-
-
-class RayServer:
-    """The applications of models on a cluster, as long as the command runs. ray_serve: the module of Ray Serve."""
-
-    def __init__(self, ray_serve: Any, host: str, port: int, settings: Settings) -> None:
-        self.ray_serve = ray_serve
-        self.host = host
-        self.port = port
-        self.settings = settings
-        self._stopping = threading.Event()
-
-    def run(self, sources: Mapping[str, str], routes: Mapping[str, str]) -> None:
-        """Deploy the models, and delete them when a signal comes, after the requests that are in flight.
-
-        sources, routes: folders or addresses of artifacts and prefixes of paths, by the names of models.
-        """
-        ray_serve = self.ray_serve
-        logging.getLogger("ray.serve").setLevel(logging.ERROR)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._stop)
-        try:
-            ray_serve.start(http_options={"host": self.host, "port": self.port})
-        except RuntimeError as error:
-            raise RuntimeFailure(f"Ray Serve cannot start: {find_reason(error)}") from error
-        targets = [
-            ray_serve.RunTarget(
-                target=make_application(name, source, self.settings), name=name, route_prefix=routes[name]
-            )
-            for name, source in sources.items()
-        ]
-        try:
-            ray_serve.run_many(targets, wait_for_applications_running=False)
-            self._wait_until_running(sources)
-            if not self._stopping.is_set():
-                sys.stdout.write(f"{self._format_welcome(routes)}\n")
-                sys.stdout.flush()
-            self._stopping.wait()
-        finally:
-            for name in sources:
-                with suppress(ray_serve.exceptions.RayServeException):
-                    ray_serve.delete(name, _blocking=name == list(sources)[-1])
-
-    def _stop(self, sig: int, frame: FrameType | None) -> None:
-        self._stopping.set()
-
-    def _wait_until_running(self, names: Mapping[str, str]) -> None:
-        """Wait until every model has replicas that answer. Raises RuntimeFailure for one that cannot be deployed."""
-        waiting = set(names)
-        while waiting and not self._stopping.wait(LOOK_SECONDS):
-            applications = self.ray_serve.status().applications
-            for name in sorted(waiting):
-                status = applications[name].status
-                if status == "DEPLOY_FAILED":
-                    reason = find_reason(applications[name].message)
-                    raise RuntimeFailure(f"model {name!r} cannot be deployed on the cluster: {reason}")
-                if status == "RUNNING":
-                    waiting.discard(name)
-
-    def _format_welcome(self, routes: Mapping[str, str]) -> str:
-        """Format the line for a ready server: its address, and the path of each model."""
-        url = f"http://{self.host}:{self.port}"
-        places = ", ".join(f"{name} at {url}{route.rstrip('/')}" for name, route in routes.items())
-        return f"Serving {places}, by {format_count(self.settings)}"
-
-
-def find_reason(failure: object) -> str:
-    """Return the last line of what Ray says of a failure; what stands before it is a traceback."""
-    return (str(failure).strip() or type(failure).__name__).splitlines()[-1]
+        applications = {name: make_application(name, source, limits) for name, source in sources.items()}
+        RayApplications(ray_serve, host, port).run(applications, routes, format_count(limits))
 
 
 def check_settings(settings: Settings) -> None:
