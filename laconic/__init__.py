@@ -9,7 +9,7 @@ from laconic.limits.thread_pools import limit_thread_pools
 if TYPE_CHECKING:
     from laconic.models.checkpoint import Checkpoint
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = ["__version__", "load"]
 

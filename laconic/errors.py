@@ -11,7 +11,8 @@ LaconicError                    1  500   base class: an error that the user can 
 │   ├── ArtifactError                    the artifact is missing or unreadable
 │   │   ├── CorruptArtifact              a file differs from the one that was written
 │   │   ├── UnknownFormat                the artifact has a format that this version does not support
-│   │   └── UnprovenArtifact             the verdict failed or is missing
+│   │   ├── UnprovenArtifact             the verdict failed or is missing
+│   │   └── UnsignedArtifact             the signature is missing, or is not of this key and these files
 │   └── MissingPackage                   a required package is not installed
 ├── CaptureError                1  500   the model cannot be captured as a graph
 ├── UnsupportedPrecision        1  500   the target has no kernel for the requested precision
@@ -87,6 +88,10 @@ class UnknownFormat(ArtifactError):
 
 class UnprovenArtifact(ArtifactError):
     """The artifact's verdict failed or is missing."""
+
+
+class UnsignedArtifact(ArtifactError):
+    """The artifact's signature is missing, or is not one of this key over these files."""
 
 
 class MissingPackage(UsageError):

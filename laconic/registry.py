@@ -263,6 +263,7 @@ PACKAGES_OF_EXTRA = {
     "serve": ("fastapi", "uvicorn", "orjson", "prometheus_client", "tokenizers", "PIL"),
     "otel": ("opentelemetry",),
     "remote": ("fsspec", "aiohttp"),
+    "sign": ("cryptography",),
 }
 """The packages that each extra of Laconic installs, by their import names."""
 

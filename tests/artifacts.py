@@ -88,3 +88,16 @@ def text_inputs(longest: int = 16) -> tuple[TensorSpec, ...]:
 def embedding_task(longest: int = 16) -> TextEmbedding:
     """A task that reads text, without a model."""
     return TextEmbedding(tiny_tokenizer(), text_inputs(longest), max_tokens=longest, pad_id=0)
+
+
+def write_keys(folder: Path, name: str = "key", key: Any = None, encryption: Any = None) -> tuple[Path, Path]:
+    """The files of a private and a public key; with cryptography."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = key or ec.generate_private_key(ec.SECP256R1())
+    pem, unencrypted = serialization.Encoding.PEM, serialization.NoEncryption()
+    private, public = folder / f"{name}.pem", folder / f"{name}.pub"
+    private.write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, encryption or unencrypted))
+    public.write_bytes(key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo))
+    return private, public

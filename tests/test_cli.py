@@ -62,7 +62,7 @@ def test_every_verb_explains_itself(laconic, verb):
 
 
 def test_the_version_is_that_of_the_package_and_without_a_verb_the_help_is_shown(laconic):
-    assert laconic("--version")[:2] == (0, "0.1.0\n")
+    assert laconic("--version")[:2] == (0, "0.2.0\n")
     code, out, _ = laconic()
     assert code == 2
     assert "compress" in out

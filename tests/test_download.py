@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from artifacts import write_artifact
+from artifacts import write_artifact, write_keys
 from served import request_of, running
 
 from laconic.artifacts.download import fetch_artifact
 from laconic.artifacts.manifest import MANIFEST
-from laconic.errors import ArtifactError, CorruptArtifact, LaconicError, MissingPackage, UsageError
+from laconic.artifacts.signature import read_public_key, sign_artifact
+from laconic.errors import ArtifactError, CorruptArtifact, LaconicError, MissingPackage, UnsignedArtifact, UsageError
 from laconic.hashing import digest_file
 from serve.http.app import create_app
 from serve.model_repository.artifact_sources import locate_artifacts
@@ -196,6 +197,30 @@ def test_a_file_system_that_is_not_installed_is_named(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(MissingPackage, match="gs:// needs the package gcsfs"):
         fetch_artifact("gs://bucket/twice.laconic", sha256=None, timeout=5)
+
+
+def test_a_signed_artifact_is_downloaded_with_every_file_that_was_signed(
+    store: Any, cache: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("cryptography", reason="the extra sign")
+    private, public = write_keys(tmp_path)
+    address, folder, notes = store
+    options: Any = {"sha256": digest(folder), "timeout": 5, "signer": read_public_key(public)}
+    with pytest.raises(UnsignedArtifact, match=r"is not signed: there is no model.sig"):
+        fetch_artifact(address, **options)
+    fetch_artifact(address, sha256=digest(folder), timeout=5)  # an unsigned copy is another one
+    (folder / "README.md").write_text("signed, too")
+    sign_artifact(folder, private)
+    path = fetch_artifact(address, **options)
+    assert {each.name for each in path.iterdir()} == {each.name for each in folder.iterdir()}
+    before = list(notes.sent)
+    app = create_app([address], Settings(sha256=digest(folder), require_signature=public))
+    app.repository.close()
+    assert notes.sent == before
+    write_artifact(folder, factor=3)
+    with pytest.raises(UnsignedArtifact, match="differs from the file that was signed"):
+        fetch_artifact(address, **options | {"sha256": digest(folder)})
+    assert [each for each in cache.iterdir() if each.is_dir() and digest(folder) in each.name] == []
 
 
 def test_an_artifact_in_the_cache_needs_neither_network_nor_fsspec(store: Any) -> None:

@@ -7,9 +7,11 @@ import tarfile
 import tomllib
 from pathlib import Path
 
+import pytest
 import yaml
 
 from laconic import __version__
+from laconic.artifacts.artifact import Artifact
 
 HOME = Path(__file__).parents[1]
 WORKFLOWS = HOME / ".github/workflows"
@@ -25,6 +27,15 @@ def test_one_version_is_named_everywhere() -> None:
     text = "\n".join(path.read_text(encoding="utf-8") for path in files)
     named = re.findall(r"newTag: (.*)|LACONIC_VERSION:-([^}]*)", text)
     assert {tag or version for tag, version in named} == {__version__}
+
+
+@pytest.mark.parametrize("path", (HOME / "tests/formats").glob("*.laconic"), ids=lambda path: path.stem)
+def test_an_artifact_of_each_version_still_loads_and_answers(path: Path) -> None:
+    artifact = Artifact.load(path)
+    assert artifact.manifest.versions["laconic"] == path.stem
+    with artifact.open() as session:  # checks the golden outputs
+        pair = artifact.golden(artifact.manifest.placements[0])[0]
+        assert session.run(pair[0]).keys() == pair[1].keys()
 
 
 def test_the_workflow_runs_what_the_script_runs_on_every_python_that_is_supported() -> None:

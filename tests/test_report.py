@@ -82,7 +82,7 @@ def pieces(layers=3, names="layer.{}", verdict=PASSED, harm=True, **changes):
         "history": (Record(stage="quantize.static", config={"method": "minmax"}, key="k"),),
         "recipe": {},
         "verdict": verdict,
-        "versions": {"laconic": "0.1.0", "openvino": "2026.4"},
+        "versions": {"laconic": "0.2.0", "openvino": "2026.4"},
         "data": {"calibrate": "f" * 32},
         "licence": "apache-2.0",
         "files": {"model.onnx": FileDigest(sha256="a" * 64, size=23_000_000)},

@@ -10,6 +10,7 @@ graph.onnx, graph.json   the float graph and its layers, where it was asked for
 tokenizer.json, labels.json, preprocess.json   preprocessing and labels, as the task needs them
 measured.json       timings and the machine; separate from the manifest, since they differ from run to run
 report.html         the report, for people
+model.sig           the signature over all other files, where it is signed
 """
 
 from collections.abc import Sequence

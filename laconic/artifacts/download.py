@@ -12,14 +12,26 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from laconic.artifacts.artifact_files import REPORT_BYTES, check_digest
-from laconic.artifacts.manifest import MANIFEST, MEASURED, REPORT, read_manifest, read_measurements
+from laconic.artifacts.manifest import FILE_NAME, MANIFEST, MEASURED, REPORT, read_manifest, read_measurements
+from laconic.artifacts.signature import SIGNATURE, check_signature, make_hint, read_statement
 from laconic.cache import Cache
-from laconic.errors import ArtifactError, CorruptArtifact, LaconicError, MissingPackage, UsageError, describe_error
+from laconic.errors import (
+    ArtifactError,
+    CorruptArtifact,
+    LaconicError,
+    MissingPackage,
+    UnsignedArtifact,
+    UsageError,
+    describe_error,
+)
 from laconic.files import MAX_BYTES
 from laconic.hashing import digest_file, hash_of
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
 ADDRESS = re.compile(r"(s3|gs|https?|hf)://[^\s?#]+")
 """Schemes that artifacts are downloaded by; an address is that of a folder, so it has no query."""
@@ -39,12 +51,20 @@ def is_address(text: str) -> bool:
     return "://" in text
 
 
-def fetch_artifact(address: str, *, sha256: str | None, timeout: float, cache: Cache | None = None) -> Path:
+def fetch_artifact(
+    address: str,
+    *,
+    sha256: str | None,
+    timeout: float,
+    signer: "EllipticCurvePublicKey | None" = None,
+    cache: Cache | None = None,
+) -> Path:
     """Return the folder of a downloaded artifact; what is in the cache is not downloaded again.
 
     sha256: of its manifest; with it an artifact in the cache needs no network. timeout: seconds without a byte, tries
-    included. Raises UsageError for what is no address, ArtifactError for what cannot be downloaded, CorruptArtifact
-    for files that are not those of the manifest, MissingPackage.
+    included. signer: whose signature it must have; the copy is then one for this key. Raises UsageError for what is no
+    address, ArtifactError for what cannot be downloaded, CorruptArtifact for files that are not those of the manifest,
+    UnsignedArtifact, MissingPackage.
     """
     if not ADDRESS.fullmatch(address):
         raise UsageError(
@@ -57,8 +77,9 @@ def fetch_artifact(address: str, *, sha256: str | None, timeout: float, cache: C
     remote = RemoteFolder(address.rstrip("/"), timeout)
     try:
         digest = sha256 or remote.find_digest(cache)
-        with cache.lock(f"artifact-{digest}"):
-            return cache.directory(f"artifact-{digest}", lambda folder: remote.fill(folder, digest))
+        key = f"artifact-{digest}" if signer is None else f"artifact-{digest}-{make_hint(signer)[:16]}"
+        with cache.lock(key):
+            return cache.directory(key, lambda folder: remote.fill(folder, digest, signer))
     except OSError as error:
         reason = error.strerror or error
         raise ArtifactError(f"{address} cannot be kept in {cache.folder}: {reason}. Set LACONIC_CACHE") from None
@@ -80,20 +101,30 @@ class RemoteFolder:
         key = f"address-{hash_of(self.address, stamp)}"
         return str(cache.json(key, self._digest_manifest, again=stamp is None))
 
-    def fill(self, folder: Path, sha256: str) -> None:
-        """Download the artifact into a folder. sha256: of its manifest, which says what else there is."""
+    def fill(self, folder: Path, sha256: str, signer: "EllipticCurvePublicKey | None") -> None:
+        """Download the artifact into a folder. sha256: of its manifest, which says what else there is. signer: whose
+        signature it must have."""
         if self._manifest is None:
             self._download(folder, MANIFEST, MAX_BYTES)
         else:
             (folder / MANIFEST).write_bytes(self._manifest)
         if (digest := digest_file(folder / MANIFEST).sha256) != sha256:
             raise CorruptArtifact(f"{self.address} is another artifact: the sha256 of its manifest is {digest}")
+        signed: set[str] = set()
+        if signer is not None:
+            self._download(folder, SIGNATURE, MAX_BYTES)
+            signed |= read_statement(folder / SIGNATURE, signer)[0].keys()
         self._download(folder, MEASURED, MAX_BYTES)
         if read_measurements(folder).report is not None:
             self._download(folder, REPORT, REPORT_BYTES)
         for name, expected in read_manifest(folder).files.items():
             self._download(folder, name, expected.size)
             check_digest(folder / name, expected)
+        for name in signed:
+            if FILE_NAME.fullmatch(name) and not (folder / name).exists():
+                self._download(folder, name, REPORT_BYTES)
+        if signer is not None:
+            check_signature(folder, signer)
 
     def _digest_manifest(self) -> str:
         with tempfile.TemporaryDirectory(prefix="laconic-") as name:
@@ -129,6 +160,8 @@ class RemoteFolder:
                 reason = f"no byte came within {self.timeout / TRIES:g} s"
                 continue
             except Exception as error:  # noqa: BLE001 - each file system has exceptions of its own
+                if is_missing(error) and name == SIGNATURE:
+                    raise UnsignedArtifact(f"{self.address} is not signed: there is no {name}") from None
                 if is_missing(error):
                     raise ArtifactError(
                         f"{self.address} is no artifact: there is no {name}. Give the address of the folder that "

@@ -23,6 +23,7 @@ from laconic.artifacts.manifest import (
 )
 from laconic.artifacts.placement import Placement
 from laconic.artifacts.placement_audit import audit_placement, report_audit
+from laconic.artifacts.signature import check_signature, read_public_key
 from laconic.artifacts.verdict import Comparison, Verdict
 from laconic.errors import ArtifactError, CorruptArtifact, LaconicError
 from laconic.files import read_json
@@ -118,17 +119,24 @@ def count_kernels(artifact: Artifact, runtime: str | None = None) -> dict[str, A
     return {"engine": f"{engine.name} {engine.version()}", "layers": layers, "audit": audit}
 
 
-def verify(path: Path, runtime: str | None = None) -> list[Check]:
+def verify(path: Path, runtime: str | None = None, key: Path | None = None) -> list[Check]:
     """Check digests, golden outputs and verdict on this machine. All failures are listed, not only the first.
 
-    Raises ArtifactError if the folder holds no artifact.
+    key: the public one of who must have signed the artifact, of which nothing is read otherwise. Raises ArtifactError
+    if the folder holds no artifact, UsageError for a key that cannot be used.
     """
     check_manifest_exists(path)
+    checks = []
+    if key is not None:
+        signed = f"of {key}, over every file"
+        checks.append(run_check("signature", signed, partial(check_signature, path, read_public_key(key))))
+        if not checks[0].passed:
+            return checks
     try:
         manifest = read_manifest(path)
     except ArtifactError as error:
-        return [Check(check=MANIFEST, found=str(error), passed=False)]
-    checks = [Check(check=MANIFEST, found=f"format {manifest.format}, as it was written", passed=True)]
+        return [*checks, Check(check=MANIFEST, found=str(error), passed=False)]
+    checks.append(Check(check=MANIFEST, found=f"format {manifest.format}, as it was written", passed=True))
     checks += check_files(path, manifest)
     if all(check.passed for check in checks):
         artifact = Artifact.read(path)

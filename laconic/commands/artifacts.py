@@ -1,4 +1,4 @@
-"""Commands on artifacts: `inspect`, `verify`, `bench`, `compare`, `lint`."""
+"""Commands on artifacts: `inspect`, `verify`, `sign`, `bench`, `compare`, `lint`."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
@@ -55,6 +55,7 @@ def inspect(artifact: ArtifactPath, runtime: RuntimeName = None, as_json: Json =
 def verify(
     artifact: ArtifactPath,
     runtime: RuntimeName = None,
+    key: Annotated[Path | None, typer.Option(help="Public key (PEM) of who must have signed the artifact.")] = None,
     ledger: Annotated[
         bool, typer.Option("--ledger", help="Follow the outputs from the original to the HTTP response.")
     ] = False,
@@ -66,10 +67,13 @@ def verify(
 ) -> None:
     """Check the digests, golden outputs and verdict of an artifact on this machine.
 
-    All checks are listed; the exit code is 3 if one fails. With --ledger, run a few samples through each step from the
+    All checks are listed; the exit code is 3 if one fails. With --key, the signature is checked first, and nothing else
+    if it is not that of the key. With --ledger, run a few samples through each step from the
     original model to the HTTP response instead, and name the first layer whose outputs diverge.
     """
     if ledger:
+        if key is not None:
+            raise UsageError("--key is for the checks of the artifact, and not for the ledger. Give one of the two")
         follow(artifact, original, runtime, data, builder=builder, trust=trust, as_json=as_json)
         return
     options = {"--original": original, "--data": data, "--builder": builder, "--trust": trust or None}
@@ -78,11 +82,25 @@ def verify(
     from laconic.artifacts.inspection import verify
     from laconic.commands.tables import print_checks
 
-    checks = verify(artifact, runtime)
+    checks = verify(artifact, runtime, key)
     print_json([check.model_dump() for check in checks]) if as_json else print_checks(checks)
     failed = [check.check for check in checks if not check.passed]
     if failed:
         raise GoalMissed(f"{artifact} failed verification: {', '.join(failed)}")
+
+
+def sign(
+    artifact: ArtifactPath,
+    key: Annotated[Path, typer.Option(help="Private key: elliptic curve (P-256), in PEM.", show_default=False)],
+) -> None:
+    """Sign an artifact: every file of it, in the format of OpenSSF model signing, into its model.sig.
+
+    A changed artifact, as by `laconic tune`, has to be signed again.
+    """
+    from laconic.artifacts.artifact import Artifact
+    from laconic.artifacts.signature import sign_artifact
+
+    typer.echo(f"Signed: {sign_artifact(Artifact.load(artifact).path, key)}")
 
 
 def follow(

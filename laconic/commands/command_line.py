@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from laconic import __version__
-from laconic.commands.artifacts import bench, compare, inspect, lint, tune, verify
+from laconic.commands.artifacts import bench, compare, inspect, lint, sign, tune, verify
 from laconic.commands.compression import build, compress, export
 from laconic.commands.installation import doctor, recipes, schema
 from laconic.commands.serving import serve
@@ -17,6 +17,7 @@ COMMANDS = (
     (build, "laconic build minilm.laconic --target tensorrt --original all-MiniLM-L6-v2 -o minilm-gpu.laconic"),
     (inspect, "laconic inspect minilm.laconic"),
     (verify, "laconic verify minilm.laconic"),
+    (sign, "laconic sign minilm.laconic --key private.pem"),
     (bench, "laconic bench minilm.laconic --original all-MiniLM-L6-v2"),
     (tune, "laconic tune minilm.laconic --original all-MiniLM-L6-v2"),
     (serve, "laconic serve minilm.laconic --port 8000"),

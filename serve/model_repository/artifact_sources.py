@@ -6,6 +6,7 @@ from pathlib import Path
 
 from laconic.artifacts.download import fetch_artifact, is_address
 from laconic.artifacts.manifest import make_name
+from laconic.artifacts.signature import read_public_key
 from laconic.errors import UsageError
 from laconic.registry import did_you_mean
 from serve.model_repository.versions import escape, explain_ambiguity
@@ -27,8 +28,8 @@ def locate_artifacts(artifacts: Sequence[Path | str], settings: Settings) -> dic
 def name_sources(artifacts: Sequence[Path | str], settings: Settings) -> dict[str, str]:
     """Return the folders or addresses of artifacts by the names of their models.
 
-    artifacts: folders or addresses, each alone or as `NAME=ARTIFACT`. Raises UsageError for two of a name and for
-    settings that name others.
+    artifacts: folders or addresses, each alone or as `NAME=ARTIFACT`. Raises UsageError for two of a name, for settings
+    that name others, and for the key of a signature that cannot be used.
     """
     sources: dict[str, str] = {}
     for artifact in artifacts:
@@ -40,6 +41,7 @@ def name_sources(artifacts: Sequence[Path | str], settings: Settings) -> dict[st
         sources[name] = source
     check_required(sources, settings)
     check_digests(sources, settings)
+    read_signer(settings)
     return sources
 
 
@@ -48,7 +50,14 @@ def locate_artifact(name: str, source: str, settings: Settings) -> Path:
     raises."""
     if not is_address(source):
         return Path(source)
-    return fetch_artifact(source, sha256=settings.find_digest(name), timeout=settings.download_timeout)
+    digest, signer = settings.find_digest(name), read_signer(settings)
+    return fetch_artifact(source, sha256=digest, timeout=settings.download_timeout, signer=signer)
+
+
+def read_signer(settings: Settings) -> "EllipticCurvePublicKey | None":
+    """Read the key of who must have signed each artifact; None where nobody must. Raises UsageError for one that cannot
+    be used."""
+    return None if settings.require_signature is None else read_public_key(settings.require_signature)
 
 
 def split_name(artifact: Path | str) -> tuple[str, str]:

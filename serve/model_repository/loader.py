@@ -5,7 +5,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from laconic.artifacts.artifact import Artifact
-from laconic.artifacts.manifest import MANIFEST
+from laconic.artifacts.manifest import MANIFEST, check_manifest_exists
+from laconic.artifacts.signature import check_signature, read_public_key
 from laconic.errors import CorruptArtifact
 from laconic.hashing import digest_file
 from serve.generation.generation_job import GenerationJob
@@ -28,7 +29,7 @@ processor time a batch. With one client a model of 7 us gave 0.79 of the request
 
 def open_models(paths: Mapping[str, Path], settings: Settings) -> list[Model]:
     """Load and check the newest version of every model, by its name. Raises the artifact's own errors."""
-    artifacts = {name: load_newest(path) for name, path in paths.items()}
+    artifacts = {name: load_newest(path, settings) for name, path in paths.items()}
     models: list[Model] = []
     try:
         for name, (version, artifact) in artifacts.items():
@@ -40,16 +41,25 @@ def open_models(paths: Mapping[str, Path], settings: Settings) -> list[Model]:
     return models
 
 
-def load_newest(path: Path) -> tuple[str, Artifact]:
+def load_newest(path: Path, settings: Settings) -> tuple[str, Artifact]:
     """Load and check the artifact in a folder, or its newest version; return it with its version. Raises the
     artifact's own errors."""
     version, newest = next(iter(find_versions(path).items()), (VERSION, path))
-    return version, Artifact.load(newest)
+    return version, load_artifact(newest, settings)
 
 
 def open_version(path: Path, settings: Settings, *, name: str, version: str) -> Model:
     """Load and check one version of a model. Raises the artifact's own errors."""
-    return open_model(Artifact.load(path), settings, name=name, version=version)
+    return open_model(load_artifact(path, settings), settings, name=name, version=version)
+
+
+def load_artifact(path: Path, settings: Settings) -> Artifact:
+    """Load an artifact, after its signature where the settings ask for one. Raises UnsignedArtifact, the artifact's own
+    errors, and UsageError for a key that cannot be used."""
+    if (signer := read_signer(settings)) is not None:
+        check_manifest_exists(path)
+        check_signature(path, signer)
+    return Artifact.load(path)
 
 
 def open_model(artifact: Artifact, settings: Settings, *, name: str, version: str) -> Model:

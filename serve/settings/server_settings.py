@@ -120,6 +120,11 @@ class Settings(Strict):
         "digests of the `manifest.json` of artifacts, as `{minilm: 9f86...}`, or `minilm=9f86...`; the option is "
         "`--sha256 [minilm=]9f86...`",
     )
+    require_signature: Path | None = setting(
+        None,
+        "Models",
+        "public key (elliptic curve P-256, PEM) of who must have signed each artifact; default: none is needed",
+    )
     download_timeout: Seconds = setting(
         30.0, "Models", "seconds without a byte after which the download of an artifact is given up"
     )
