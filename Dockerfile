@@ -17,7 +17,7 @@ COPY constraints.txt pyproject.toml README.md LICENSE ./
 RUN python -m venv /opt/laconic \
     && /opt/laconic/bin/pip install "setuptools>=77" \
     && python -m venv /opt/sbom \
-    && PIP_CONSTRAINT= /opt/sbom/bin/pip install cyclonedx-bom==7.5.0
+    && PIP_CONSTRAINT="" /opt/sbom/bin/pip install cyclonedx-bom==7.5.0
 COPY deploy/image/ deploy/image/
 COPY laconic/ laconic/
 COPY train/ train/
@@ -32,8 +32,8 @@ ARG EXTRAS=
 RUN case "$ENGINE" in both) engine=cpu ;; openvino|onnxruntime) engine=$ENGINE ;; *) echo "no ENGINE $ENGINE" >&2; exit 2 ;; esac \
     && /opt/laconic/bin/pip install ".[serve,$engine${EXTRAS:+,$EXTRAS}]" \
     && /opt/laconic/bin/pip uninstall --yes setuptools pip \
-    && /opt/sbom/bin/cyclonedx-py environment --output-reproducible --output-file /opt/laconic/sbom.cdx.json /opt/laconic/bin/python \
-    && sh deploy/image/slim.sh /opt/laconic/lib/python3*/site-packages
+    && sh deploy/image/slim.sh /opt/laconic/lib/python3*/site-packages \
+    && /opt/sbom/bin/cyclonedx-py environment --output-reproducible --output-file /opt/laconic/sbom.cdx.json /opt/laconic/bin/python
 
 FROM source AS install-compress
 # Where PyTorch's wheels come from beside PyPI: those for the CPU; empty for PyPI's, which bring CUDA.

@@ -18,6 +18,7 @@ from typing import Any
 
 import uvicorn
 
+from laconic.artifacts.download import is_address
 from serve import front
 from serve.asgi.connection import Connection, Phase, enforce_deadlines
 from serve.asgi.listener import BACKLOG, bind, close_admin, format_address, listen, open_admin
@@ -255,8 +256,9 @@ def format_welcome(
     if admin is not None:
         notes += f"  Metrics and other routes of operators at {format_address(admin)}\n"
     if not models:
-        target = f"{app.settings.models}/NAME.laconic"
-        return f"Serving no model yet at {url}{also}\n{notes}  Try: laconic compress MODEL -o {target}"
+        place = str(app.settings.models)
+        hint = "put an artifact there" if is_address(place) else f"laconic compress MODEL -o {place}/NAME.laconic"
+        return f"Serving no model yet at {url}{also}\n{notes}  Try: {hint}"
     example = format_example(models[0], url, key=app.access.keys is not None)
     return f"Serving {names} at {url}{also}\n{notes}  Try: {example}"
 

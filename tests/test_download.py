@@ -14,9 +14,9 @@ import pytest
 from artifacts import write_artifact, write_keys
 from served import request_of, running
 
+from laconic.artifacts.artifact_signature import read_public_key, sign_artifact
 from laconic.artifacts.download import fetch_artifact
 from laconic.artifacts.manifest import MANIFEST
-from laconic.artifacts.signature import read_public_key, sign_artifact
 from laconic.errors import ArtifactError, CorruptArtifact, LaconicError, MissingPackage, UnsignedArtifact, UsageError
 from laconic.hashing import digest_file
 from serve.http.app import create_app

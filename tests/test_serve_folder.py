@@ -115,7 +115,7 @@ def test_a_folder_that_cannot_be_read_for_a_while_is_reported_once_and_watched_o
     publish(tmp_path / "twice.laconic", 2)
     with caplog.at_level(logging.ERROR, "laconic.serve"), serving(tmp_path) as (_, client):
         with monkeypatch.context() as patch:
-            patch.setattr("serve.model_repository.watched_folder.list_models", fail)
+            patch.setattr("serve.model_repository.model_store.list_models", fail)
             assert eventually(lambda: len(looked) > 8)
         assert [record.message for record in caplog.records] == [
             f"{tmp_path} cannot be read: Input/output error",

@@ -15,9 +15,15 @@ from artifacts import write_artifact, write_keys
 from served import eventually, request_of, running
 
 from laconic.artifacts.artifact import Artifact
+from laconic.artifacts.artifact_signature import (
+    SIGNATURE,
+    check_signature,
+    read_private_key,
+    read_public_key,
+    sign_artifact,
+)
 from laconic.artifacts.inspection import verify
 from laconic.artifacts.manifest import MODEL
-from laconic.artifacts.signature import SIGNATURE, check_signature, read_private_key, read_public_key, sign_artifact
 from laconic.commands import artifacts as commands
 from laconic.errors import GoalMissed, LaconicError, UnsignedArtifact, UsageError
 from serve.http.app import create_app
@@ -126,8 +132,8 @@ def test_a_signer_cannot_leave_out_what_is_read(signed: Path, keys: tuple[Path, 
     copied = tmp_path / "copy"
     shutil.copytree(signed, copied)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("laconic.artifacts.signature.UNSIGNED", (SIGNATURE, MODEL, "README.md"))
-        patch.setattr("laconic.artifacts.signature.SUFFIXES", frozenset())
+        patch.setattr("laconic.artifacts.artifact_signature.UNSIGNED", (SIGNATURE, MODEL, "README.md"))
+        patch.setattr("laconic.artifacts.artifact_signature.SUFFIXES", frozenset())
         sign_artifact(copied, keys[0])
     change(copied, "README.md")
     with pytest.raises(UnsignedArtifact, match=r"model.onnx was not there when"):

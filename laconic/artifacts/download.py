@@ -8,15 +8,15 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from laconic.artifacts.artifact_files import REPORT_BYTES, check_digest
+from laconic.artifacts.artifact_signature import SIGNATURE, check_signature, make_hint, read_statement
 from laconic.artifacts.manifest import FILE_NAME, MANIFEST, MEASURED, REPORT, read_manifest, read_measurements
-from laconic.artifacts.signature import SIGNATURE, check_signature, make_hint, read_statement
 from laconic.cache import Cache
 from laconic.errors import (
     ArtifactError,
@@ -38,7 +38,7 @@ ADDRESS = re.compile(r"(s3|gs|https?|hf)://[^\s?#]+")
 UNENCRYPTED = "http://"
 PACKAGES = {"s3": "s3fs", "gs": "gcsfs"}
 """What opens each kind of address beside fsspec, where the extra `remote` does not bring it."""
-STAMPS = ("ETag", "etag", "blob_id", "LastModified")
+STAMPS = ("ETag", "etag", "blob_id", "LastModified", "created")
 """What file systems call the value that changes with a file."""
 TRIES = 3
 PAUSE = 0.5
@@ -97,9 +97,26 @@ class RemoteFolder:
     def find_digest(self, cache: Cache) -> str:
         """Find the digest of the manifest: downloaded unless the store says that it is the one of the last time."""
         info = self._attempt(lambda: self._open().info(f"{self.address}/{MANIFEST}"), MANIFEST)
-        stamp = next((str(info[name]) for name in STAMPS if info.get(name)), None)
+        stamp = find_stamp(info)
         key = f"address-{hash_of(self.address, stamp)}"
         return str(cache.json(key, self._digest_manifest, again=stamp is None))
+
+    def list_files(self) -> dict[str, tuple[str, int]]:
+        """List the files below the address by their names relative to it, each with what changes with it, and its size.
+        Raises ArtifactError where the store cannot be reached."""
+
+        def find() -> dict[str, Any]:
+            filesystem = self._open()
+            filesystem.invalidate_cache()
+            with suppress(FileNotFoundError):
+                return dict(filesystem.find(self.address, detail=True))
+            return {}
+
+        prefix = f"{self.address.partition('://')[2]}/"
+        return {
+            name.lstrip("/").removeprefix(prefix): (find_stamp(info) or "", int(info.get("size") or 0))
+            for name, info in self._attempt(find, "").items()
+        }
 
     def fill(self, folder: Path, sha256: str, signer: "EllipticCurvePublicKey | None") -> None:
         """Download the artifact into a folder. sha256: of its manifest, which says what else there is. signer: whose
@@ -189,6 +206,11 @@ class RemoteFolder:
                 package = PACKAGES.get(scheme, "huggingface_hub")
                 raise MissingPackage(f"{scheme}:// needs the package {package}. Try: pip install {package}") from error
         return self._filesystem
+
+
+def find_stamp(info: Mapping[str, Any]) -> str | None:
+    """Return what changes with a file, of what its file system says of it; None where it says nothing of the kind."""
+    return next((str(info[name]) for name in STAMPS if info.get(name)), None)
 
 
 def is_missing(error: Exception) -> bool:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from laconic.artifacts.artifact import Artifact, is_installed
 from laconic.artifacts.artifact_files import check_digest, check_unlisted
+from laconic.artifacts.artifact_signature import check_signature, read_public_key
 from laconic.artifacts.golden import find_golden_floor
 from laconic.artifacts.ledger import JSON, StageEntry, make_ledger
 from laconic.artifacts.manifest import (
@@ -23,7 +24,6 @@ from laconic.artifacts.manifest import (
 )
 from laconic.artifacts.placement import Placement
 from laconic.artifacts.placement_audit import audit_placement, report_audit
-from laconic.artifacts.signature import check_signature, read_public_key
 from laconic.artifacts.verdict import Comparison, Verdict
 from laconic.errors import ArtifactError, CorruptArtifact, LaconicError
 from laconic.files import read_json

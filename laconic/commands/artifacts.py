@@ -1,4 +1,4 @@
-"""Commands on artifacts: `inspect`, `verify`, `sign`, `bench`, `compare`, `lint`."""
+"""Commands on artifacts: `inspect`, `verify`, `sign`, `package`, `bench`, `compare`, `lint`."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
@@ -92,15 +92,40 @@ def verify(
 def sign(
     artifact: ArtifactPath,
     key: Annotated[Path, typer.Option(help="Private key: elliptic curve (P-256), in PEM.", show_default=False)],
+    as_json: Json = False,
 ) -> None:
     """Sign an artifact: every file of it, in the format of OpenSSF model signing, into its model.sig.
 
     A changed artifact, as by `laconic tune`, has to be signed again.
     """
     from laconic.artifacts.artifact import Artifact
-    from laconic.artifacts.signature import sign_artifact
+    from laconic.artifacts.artifact_signature import sign_artifact
 
-    typer.echo(f"Signed: {sign_artifact(Artifact.load(artifact).path, key)}")
+    signature = sign_artifact(Artifact.load(artifact).path, key)
+    print_json({"signature": str(signature)}) if as_json else typer.echo(f"Signed: {signature}")
+
+
+def package(
+    artifacts: Annotated[list[Path], typer.Argument(help="Folders of artifacts.", metavar="ARTIFACT...")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the build context to write.")],
+    require_signature: Annotated[
+        Path | None, typer.Option(help="Public key (PEM) of who must have signed each artifact.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write the build context of an image that holds artifacts at /models and serves them.
+
+    KServe takes the image by its oci:// address. The same artifacts give the same bytes.
+    """
+    from laconic.artifacts.image_context import write_context
+
+    digests = write_context(artifacts, output, require_signature)
+    if as_json:
+        print_json({"context": str(output), "models": digests})
+        return
+    for name, digest in digests.items():
+        typer.echo(f"{name}  sha256:{digest}")
+    typer.echo(f"Try: docker build -t {next(iter(digests)).lower()} {output}")
 
 
 def follow(

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from laconic import __version__
-from laconic.commands.artifacts import bench, compare, inspect, lint, sign, tune, verify
+from laconic.commands.artifacts import bench, compare, inspect, lint, package, sign, tune, verify
 from laconic.commands.compression import build, compress, export
 from laconic.commands.installation import doctor, recipes, schema
 from laconic.commands.serving import serve
@@ -18,6 +18,7 @@ COMMANDS = (
     (inspect, "laconic inspect minilm.laconic"),
     (verify, "laconic verify minilm.laconic"),
     (sign, "laconic sign minilm.laconic --key private.pem"),
+    (package, "laconic package minilm.laconic -o image"),
     (bench, "laconic bench minilm.laconic --original all-MiniLM-L6-v2"),
     (tune, "laconic tune minilm.laconic --original all-MiniLM-L6-v2"),
     (serve, "laconic serve minilm.laconic --port 8000"),

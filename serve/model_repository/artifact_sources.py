@@ -3,14 +3,18 @@
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from laconic.artifacts.artifact_signature import read_public_key
 from laconic.artifacts.download import fetch_artifact, is_address
 from laconic.artifacts.manifest import make_name
-from laconic.artifacts.signature import read_public_key
 from laconic.errors import UsageError
 from laconic.registry import did_you_mean
 from serve.model_repository.versions import escape, explain_ambiguity
 from serve.settings.server_settings import Settings
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
 NAMED = re.compile(r"([A-Za-z0-9][\w.-]*)=(.+)", re.ASCII | re.DOTALL)
 """NAME=ARTIFACT."""

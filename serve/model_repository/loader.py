@@ -5,13 +5,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from laconic.artifacts.artifact import Artifact
+from laconic.artifacts.artifact_signature import check_signature
 from laconic.artifacts.manifest import MANIFEST, check_manifest_exists
-from laconic.artifacts.signature import check_signature, read_public_key
 from laconic.errors import CorruptArtifact
 from laconic.hashing import digest_file
 from serve.generation.generation_job import GenerationJob
 from serve.generation.generation_worker import GenerationWorker
 from serve.generation.text_writer import TextWriter, find_writing_task
+from serve.model_repository.artifact_sources import read_signer
 from serve.model_repository.backend import Backend
 from serve.model_repository.model import Model
 from serve.model_repository.versions import VERSION, find_versions

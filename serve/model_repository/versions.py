@@ -8,8 +8,10 @@ from laconic.artifacts.manifest import MANIFEST, make_name
 
 VERSION = "1"
 """The version of an artifact that lies by itself."""
-Stamp = tuple[tuple[str, int, int, int], ...]
-"""Names, inodes, sizes and times of an artifact's files, which tell whether it is still the same."""
+Location = Path | str
+"""An artifact's folder, or its address."""
+Stamp = tuple[tuple[str | int, ...], ...]
+"""What is known of an artifact's files without reading them, as sizes and times: it tells whether they are the same."""
 
 
 class FolderListing(NamedTuple):
@@ -19,7 +21,7 @@ class FolderListing(NamedTuple):
     ambiguous: why several entries, which would have one name, are not served.
     """
 
-    versions: dict[str, dict[str, Path]]
+    versions: dict[str, dict[str, Location]]
     unreadable: dict[str, str]
     ambiguous: dict[str, str]
 
@@ -64,7 +66,7 @@ def list_models(folder: Path) -> FolderListing:
             if not versions:
                 continue
             if name == make_name(path):
-                listing.versions[name] = versions
+                listing.versions[name] = {**versions}
             else:
                 listing.unreadable[name] = f"the name of {escape(path)} is not UTF-8. Rename the folder"
         paths.setdefault(name, []).append(path)

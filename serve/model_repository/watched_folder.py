@@ -1,4 +1,5 @@
-"""A folder of artifacts that is watched: the models that are served follow what lies in it.
+"""A folder of artifacts, or a prefix of an object store, that is watched: the models that are served follow what lies
+in it.
 
 A new version is loaded, checked and run before it takes the place of the old one, which ends when its last request is
 answered. One that cannot be loaded changes nothing but the index, where the reason stands.
@@ -7,14 +8,14 @@ answered. One that cannot be loaded changes nothing but the index, where the rea
 import logging
 import threading
 import time
-from pathlib import Path
 
 from laconic.errors import INTERRUPTS, ArtifactError, UnknownModel, UsageError, describe_error
 from laconic.registry import did_you_mean
 from serve.model_repository.loader import open_version
 from serve.model_repository.model import Model
+from serve.model_repository.model_store import make_store
 from serve.model_repository.repository import Repository, UnavailableVersion
-from serve.model_repository.versions import VERSION, FolderListing, Stamp, explain_ambiguity, list_models, stamp
+from serve.model_repository.versions import VERSION, FolderListing, Location, Stamp, explain_ambiguity
 from serve.settings.server_settings import Settings
 
 LINGER = 1.0
@@ -31,8 +32,9 @@ class WatchedFolder:
     A model that the repository holds from the start keeps its name to itself.
     """
 
-    def __init__(self, path: Path, repository: Repository, settings: Settings) -> None:
+    def __init__(self, path: str, repository: Repository, settings: Settings) -> None:
         self.path = path
+        self.store = make_store(path, settings)
         self.repository = repository
         self.settings = settings
         self._reserved = {model.name: model.artifact.path for model in repository}
@@ -52,10 +54,9 @@ class WatchedFolder:
         Raises UsageError if there is no such folder, and ArtifactError if there are artifacts in it, and none can be
         served. An entry that cannot be read may be none, such as `lost+found`.
         """
-        if not self.path.is_dir():
-            raise UsageError(f"there is no folder {self.path}. Make it, or give another one to --models")
+        self.store.check()
         with self._lock:
-            listing = list_models(self.path)
+            listing = self.store.list()
             self._synchronize(listing, settled=set(listing.versions))
         absent = self.repository.absent.items()
         reasons = [unavailable.reason for (name, _), unavailable in absent if name not in listing.unreadable]
@@ -73,7 +74,7 @@ class WatchedFolder:
         Raises UnknownModel, and ArtifactError with the reason where it cannot be served.
         """
         with self._lock:
-            listing = list_models(self.path)
+            listing = self.store.list()
             version = self._find(name, listing)[0]
             self._unloaded.discard(name)
             newest = (name, version)
@@ -92,7 +93,7 @@ class WatchedFolder:
     def unload(self, name: str) -> None:
         """Serve a model no longer, until it is loaded again. Raises UnknownModel."""
         with self._lock:
-            versions = self._find(name, list_models(self.path))
+            versions = self._find(name, self.store.list())
             self._unloaded.add(name)
             for key in [each for each in self._served if each[0] == name]:
                 self._withdraw(key)
@@ -115,7 +116,7 @@ class WatchedFolder:
             failure = ""
             try:
                 with self._lock:
-                    self._synchronize(list_models(self.path))
+                    self._synchronize(self.store.list())
             except OSError as error:  # a file system that is away for a while
                 failure = f"{self.path} cannot be read: {error.strerror or error}"
             except BaseException as error:  # noqa: BLE001 - it would end this thread alone, and no change would be seen
@@ -131,7 +132,7 @@ class WatchedFolder:
         """
         models = listing.versions
         blocked = listing.unreadable | listing.ambiguous
-        stamps = {(name, version): stamp(path) for name in models for version, path in models[name].items()}
+        stamps = {(name, version): self.store.stamp(path) for name in models for version, path in models[name].items()}
         known = [key for key in (*self._served, *self._refused) if key[0] not in blocked]
         gone = [key for key in known if key not in stamps and key not in self._seen]
         before, self._seen = self._seen, stamps
@@ -165,7 +166,7 @@ class WatchedFolder:
                 self.repository.absent[key] = UnavailableVersion("UNAVAILABLE", reason)
         self._blocked = blocked
 
-    def _provide(self, key: Key, path: Path, files: Stamp) -> bool:
+    def _provide(self, key: Key, location: Location, files: Stamp) -> bool:
         """Serve a version as it lies in the folder. Returns whether it is served, be it as it was before."""
         if files in (self._served.get(key), self._refused.get(key)):
             return key in self._served
@@ -173,8 +174,8 @@ class WatchedFolder:
         self.repository.absent[key] = UnavailableVersion("LOADING", "")
         try:
             if name in self._reserved:
-                raise UsageError(explain_ambiguity(name, (self._reserved[name], path)))
-            model = open_version(path, self.settings, name=name, version=version)
+                raise UsageError(explain_ambiguity(name, (self._reserved[name], location)))
+            model = open_version(self.store.fetch(location), self.settings, name=name, version=version)
         except INTERRUPTS:
             raise
         except BaseException as error:  # noqa: BLE001 - whatever it is, what is served stays

@@ -21,6 +21,8 @@ of one thread gave 3 to 17 % more rows per CPU-second than one of two."""
 
 Names = Annotated[tuple[str, ...], BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value)]
 """Several names, as a list, or with commas between them."""
+Place = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)]
+"""A folder or an address: a Path would make one slash of the two in an address."""
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -108,7 +110,9 @@ class Settings(Strict):
         "cache of a language model, shared by the requests that it writes answers to; default: 1 GiB, or a quarter of "
         "the memory where that is less",
     )
-    models: Path | None = setting(None, "Models", "folder of artifacts that is watched")
+    models: Place | None = setting(
+        None, "Models", "folder of artifacts that is watched, or an address of several (s3://, gs://, hf://)"
+    )
     require: Names = setting(
         (),
         "Models",
