@@ -42,13 +42,13 @@ class ModelStore(Protocol):
 def make_store(models: str, settings: Settings) -> ModelStore:
     """Make the store for the setting `models`. Raises UsageError for an address of another kind."""
     if not is_address(models):
-        return ModelFolder(Path(models))
+        return FolderStore(Path(models))
     if not models.startswith(LISTED):
         raise UsageError(f"{models} cannot be watched: expected a folder, or an address of {', '.join(LISTED)}")
     return ObjectStore(models.rstrip("/"), settings)
 
 
-class ModelFolder:
+class FolderStore:
     """A folder of artifacts."""
 
     def __init__(self, path: Path) -> None:
