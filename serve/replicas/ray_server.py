@@ -112,7 +112,7 @@ def serve_on_ray(
     is_local = find_address(limits.ray_address) == LOCAL
     if is_local:  # what cannot be served is said before a cluster is started
         for name, source in sources.items():
-            load_newest(locate_artifact(name, source, limits))
+            load_newest(locate_artifact(name, source, limits), limits)
         port = find_port(host, port)
         set_environment({name: str(find_port(host, 0)) for name in PORTS})
     cpus = sum(count_cpus(name, limits) for name in sources) * (limits.max_replicas or limits.replicas)
