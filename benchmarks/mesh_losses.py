@@ -1,6 +1,6 @@
 """Losses and gradient norms of device meshes beside those of one process, as docs/past-one-device.md has them.
 
-    python -m benchmarks.mesh_losses [--models llama gpt2] [--meshes "tensor 2"] [--variants plain]
+    python benchmarks/mesh_losses.py [--models llama gpt2] [--meshes "tensor 2"] [--variants plain]
 
 Ten steps without dropout, rows of unequal numbers of tokens, clipping on, AdamW by foreach. Each figure is the largest
 difference from one process, over all steps. The ranks are processes of this machine, connected by gloo.
@@ -157,7 +157,7 @@ def run_world(world: int, cases: Sequence[Case], folder: Path) -> dict[str, Any]
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.mesh_losses"])
+    context.set_forkserver_preload(["mesh_losses"])
     processes = [context.Process(target=train_cases, args=(rank, world, port, cases, folder)) for rank in range(world)]
     for process in processes:
         process.start()
@@ -203,10 +203,16 @@ def main() -> None:
                 print(f"| {model} | {mesh} | {' | '.join(cells)} |", flush=True)
 
 
+def find_benchmarks() -> None:
+    """Let the process that all ranks are forked from import this folder."""
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+
+
 def format_difference(values: Sequence[float], expected: Sequence[float]) -> str:
     """Format the largest difference between two lists of figures."""
     return f"{max(abs(value - other) for value, other in zip(values, expected, strict=True)):.1e}"
 
 
 if __name__ == "__main__":
+    find_benchmarks()
     main()

@@ -1,12 +1,15 @@
 """Tensor parallelism: each rank computes a part of the attention heads and FFN units of every layer."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
 
+from laconic.errors import RecipeError
+from laconic.models.repeated_layers import find_layers
 from train.parallel.original_module import OriginalModule
 from train.parallel.region_randomness import RegionRandomness, has_dropout
 from train.parallel.sharded_head import sharded_cross_entropy
@@ -17,7 +20,9 @@ from train.step.step_parts import StepParts
 LOCAL_OUTPUTS = ("colwise", "packed_colwise", FUSED)
 """Styles after which each rank has other values, until a layer whose inputs are split."""
 SPLIT_INPUTS = ("rowwise", "packed_rowwise")
-WHOLE = KeepWhole(recurse=False)
+WHOLE = KeepWhole()
+NEEDS_CONFIG = "mla_kv_a_proj"
+"""The style of transformers that reads sizes from the config, as an attribute of the layer."""
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 """Modules that are never called, but only hold others."""
 
@@ -78,13 +83,18 @@ def watch_regions(module: nn.Module, styles: Styles, randomness: RegionRandomnes
 
 def plan_adapters(module: nn.Module, styles: Styles) -> Styles:
     """Add the styles of the matrices of adapters beside the layers that are cut: the matrix that has the layer's
-    outputs is cut as these, and the one that has its inputs as those."""
+    outputs is cut as these, and the one that has its inputs as those. Raises RecipeError for adapters with dropout."""
     changed: Styles = {}
     for name, style in styles.items():
         layer: Any = module.get_submodule(name) if not is_parameter(module, name) else None
         if not hasattr(layer, "base_layer"):
             changed[name] = style
             continue
+        if has_dropout(layer):
+            raise RecipeError(
+                "mesh: tensor: the dropout of an adapter would be another on each rank, which have the same inputs. "
+                "Set dropout: 0"
+            )
         changed[f"{name}.base_layer"] = style
         matrices = "lora_A" if style in SPLIT_INPUTS else "lora_B"
         changed |= {f"{name}.{matrices}.{key}": style for key in getattr(layer, matrices)}
@@ -102,7 +112,7 @@ def apply_styles(module: nn.Module, styles: Styles, mesh: DeviceMesh) -> None:
     one tensor."""
     tied: dict[int, nn.Parameter] = {}
     modules = dict(module.named_modules())
-    vocabulary = {id(modules[name].weight): style for name, style in styles.items() if is_vocabulary(modules.get(name))}
+    by_words = {id(modules[name].weight) for name, style in styles.items() if style == "embedding_rowwise"}
 
     def spread_parameters(part: nn.Module, style: Style) -> bool:
         """Returns whether some stay whole that the style says nothing about."""
@@ -127,26 +137,34 @@ def apply_styles(module: nn.Module, styles: Styles, mesh: DeviceMesh) -> None:
             find_style(style, modules[home]).shard_param(modules[home], leaf, mesh)
             drop_other_parts(modules[home], leaf)
     for name, part in modules.items():
-        if layer_style := styles.get(name) or find_tied_style(part, vocabulary):
+        if layer_style := styles.get(name) or find_tied_style(part, by_words):
             styles = styles | {name: layer_style}
             chosen = find_style(layer_style, part)
             if spread_parameters(part, chosen):
                 WHOLE.install_forward(part, mesh)
+            if layer_style == NEEDS_CONFIG:
+                part.config = find_config(module)
             chosen.install_forward(part, mesh)
+    layers = {member: layer for layer in find_layers(module) for member in layer.modules()}
+    users: dict[nn.Module, list[nn.Module]] = {}
     for part, is_apart in find_rest(module, "", set(styles)):
         for member in part.modules() if is_apart else (part,):
             spread_parameters(member, WHOLE)
-        (KeepWhole(recurse=True) if is_apart else WHOLE).install_forward(part, mesh)
+            # A layer may use the weights of the modules in it without calling these.
+            users.setdefault(layers.get(member, part), []).append(member)
+    for user, members in users.items():
+        KeepWhole(members).install_forward(user, mesh)
 
 
-def is_vocabulary(part: nn.Module | None) -> bool:
-    """Return whether a module has a row of weights for each word."""
-    return isinstance(part, nn.Embedding)
+def find_config(module: nn.Module) -> Any:
+    """Find the config of the language model in a module."""
+    return next(part.config.get_text_config() for part in module.modules() if isinstance(part, PreTrainedModel))
 
 
-def find_tied_style(part: nn.Module, vocabulary: Mapping[int, str]) -> str | None:
-    """Return the style of an output layer that shares its weights with an embedding that is cut by words."""
-    is_tied = isinstance(part, nn.Linear) and vocabulary.get(id(part.weight)) == "embedding_rowwise"
+def find_tied_style(part: nn.Module, by_words: Collection[int]) -> str | None:
+    """Return the style of an output layer that shares its weights with an embedding that is cut by words. by_words: the
+    ids of such weights."""
+    is_tied = isinstance(part, nn.Linear) and id(part.weight) in by_words
     return "colwise_gather_output" if is_tied else None
 
 

@@ -4,7 +4,7 @@ Weights are distributed tensors, so that optimizers, norms and snapshots know wh
 the local parts, since transformers' attention, norms and kernels take plain tensors.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Protocol
@@ -66,10 +66,10 @@ class SplitInputs:
 
 class KeepWhole:
     """All ranks have all weights of a module. per_head: each applies them to its own heads, so that what they learn is
-    summed. recurse: also those of the modules in it."""
+    summed. members: the modules in it whose weights it uses, where these are not its own alone."""
 
-    def __init__(self, *, per_head: bool = False, recurse: bool = False) -> None:
-        self.per_head, self.recurse = per_head, recurse
+    def __init__(self, members: Sequence[nn.Module] = (), *, per_head: bool = False) -> None:
+        self.members, self.per_head = members, per_head
 
     def shard_param(self, module: nn.Module, name: str, mesh: DeviceMesh) -> None:
         spread(module, name, mesh, Replicate())
@@ -79,7 +79,7 @@ class KeepWhole:
 
         @wraps(forward)
         def compute(*args: Any, **kwargs: Any) -> Any:
-            with local_parameters(module, mesh, per_head=self.per_head, recurse=self.recurse):
+            with local_parameters(self.members or (module,), mesh, per_head=self.per_head):
                 return forward(*args, **kwargs)
 
         replace_computation(module, compute)
@@ -135,12 +135,12 @@ def spread(module: nn.Module, name: str, mesh: DeviceMesh, placement: Placement)
 
 
 @contextmanager
-def local_parameters(module: nn.Module, mesh: DeviceMesh, *, per_head: bool, recurse: bool) -> Iterator[None]:
-    """Have this rank's parts in the place of the distributed parameters of a module in the body, and of the modules in
-    it where `recurse` is set. per_head: sum their gradients over the ranks."""
+def local_parameters(members: Sequence[nn.Module], mesh: DeviceMesh, *, per_head: bool) -> Iterator[None]:
+    """Have this rank's parts in the place of the distributed parameters of some modules in the body. per_head: sum
+    their gradients over the ranks."""
     before: list[tuple[dict[str, Any], str, Any]] = []
     parts: dict[int, Tensor] = {}
-    for member in module.modules() if recurse else (module,):
+    for member in members:
         parameters: dict[str, Any] = dict(member._parameters)
         for name, parameter in parameters.items():
             if isinstance(parameter, DTensor):
