@@ -11,9 +11,10 @@ GPU_VENV := .venv-gpu
 OUT ?= .gpu
 DRY ?=
 # A process for each core, with one thread: so twice as fast on two as one process with two threads. A process that
-# crashes ends the run: restarted, it would begin with the test that crashed it, again and again.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
-	--max-worker-restart 0
+# crashes ends the run: restarted, it would begin with the test that crashed it, again and again. Bytecode is written:
+# without it each program that a test starts compiles every module anew.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --maxprocesses 4 \
+	--dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 .PHONY: help install demo demo-chat test format bench gpu docs dist sbom clean
 
