@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -370,48 +371,38 @@ def test_a_full_disk_is_said_and_nothing_half_written_stays(compress, small_disk
     assert [path.name for path in small_disk.iterdir()] == ["filler"]
 
 
-def start(arguments, cache, **options):
-    """The command in a process of its own."""
-    return subprocess.Popen(
-        [*COMMAND, *map(str, arguments)],
-        cwd=HERE,
-        env=os.environ | {VARIABLE: str(cache), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **options,
-    )
-
-
-def test_a_file_that_may_not_grow_is_said_and_nothing_half_written_stays(trained, tmp_path):
-    weights, data = trained
+def test_a_file_that_may_not_grow_is_said_and_nothing_half_written_stays(compress, tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
     out = tmp_path / "out" / "digits.laconic"
-    arguments = ["compress", weights, "--builder", "digits:DigitsNet", "--data", data, "-o", out]
-    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))  # noqa: E731
-    process = start(arguments, tmp_path / "cache", preexec_fn=limit)
-    _, err = process.communicate()
-    assert process.returncode == 1, err
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, most))
+    try:
+        code, _, err = compress("-o", out)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    assert code == 1, err
     assert "Traceback" not in err
     assert err.splitlines()[-1].startswith("laconic: ")
     assert list(out.parent.iterdir()) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_request_to_stop_ends_with_130_and_the_next_run_goes_on(trained, tmp_path, number, laconic, monkeypatch):
-    weights, data = trained
+def test_a_request_to_stop_ends_with_130_and_the_next_run_goes_on(compress, tmp_path, number, monkeypatch):
     out = tmp_path / "out" / "digits.laconic"
-    arguments = ["compress", weights, "--builder", "digits:DigitsNet", "--data", data, "-o", out]
-    process = start(arguments, tmp_path / "cache")
-    for line in process.stderr:
-        if line.startswith("done load"):
-            process.send_signal(number)
-            break
-    err = process.stderr.read()
-    assert process.wait() == 130, err
+    step = Steps.step
+
+    @contextmanager
+    def stop(steps, title, total=None):
+        with step(steps, title, total) as shown:
+            if title == "validate":
+                os.kill(os.getpid(), number)
+            yield shown
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Steps, "step", stop)
+        code, _, err = compress("-o", out)
+    assert code == 130, err
     assert err.splitlines()[-1].startswith("laconic: interrupted")
     assert "Traceback" not in err
-    process.stdout.close()
-    process.stderr.close()
     assert list(out.parent.iterdir()) == []
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
-    assert laconic(*arguments)[0] == 0
+    assert compress("-o", out)[0] == 0

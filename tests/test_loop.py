@@ -4,7 +4,6 @@ import gc
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -41,7 +40,6 @@ from train.step.train_state import TrainState
 from train.step.trained_modules import trainable_parameters
 from train.trainer import SNAPSHOTS, Evaluate, TrainResult, train
 
-HERE = Path(__file__).parent
 CPU = torch.device("cpu")
 X = TensorSpec(name="x", dtype="float32", shape=("batch", 8))
 STOP = "STOP_AT_PASS"
@@ -317,7 +315,7 @@ def test_what_torch_says_without_memory_is_known_from_other_failures(raised, kin
 
 @pytest.fixture
 def command(tmp_path, monkeypatch, capsys):
-    """A recipe, and `laconic finetune` over it: in a process that is asked to stop in a pass, or in this one."""
+    """A recipe, and `laconic finetune` over it, which may be asked to stop in a pass."""
     values, labels = samples()
     np.savez(tmp_path / "data.npz", x=values, label=labels)
     torch.manual_seed(0)
@@ -328,18 +326,10 @@ def command(tmp_path, monkeypatch, capsys):
         "snapshot_every: 100\noptimizer: {adamw: {lr: 0.02}}\nloader: {workers: 0}\n"
     )
     monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     given = ["finetune", "--trust", "--recipe", str(recipe), "--json", "-o"]
 
-    def run(output: str, stop: int | None = None) -> tuple[int, str, str]:
-        if stop is not None:
-            code = "from laconic.cli import main; main()"
-            search = os.pathsep.join([str(HERE), str(HERE.parent)])
-            done = subprocess.run(
-                [sys.executable, "-c", code, *given, str(tmp_path / output)],
-                env={**os.environ, STOP: str(stop), "PYTHONPATH": search}, capture_output=True, text=True, check=False,
-            )  # fmt: skip
-            return done.returncode, done.stdout, done.stderr
+    def run(output: str, stop: int = -1) -> tuple[int, str, str]:
+        monkeypatch.setenv(STOP, str(stop))
         monkeypatch.setattr(sys, "argv", ["laconic", *given, str(tmp_path / output)])
         with pytest.raises(SystemExit) as stopped:
             main()
