@@ -77,6 +77,7 @@ def test_a_run_under_a_limit_on_instructions_takes_nothing_from_the_cache(traine
     recipe = Recipe.parse(
         {"source": str(weights), "builder": "digits:DigitsNet", "data": samples, "runtimes": ["onnxruntime"]}
         | {"stages": [{"prune.unstructured": {"sparsity": 0.1}}, {"quantize.static": {"samples": 16}}]}
+        | {"heal": {"steps": 4, "eval_every": 4, "loader": {"workers": 0}}}
     )
     found = []
     for mode in ("", "COMPATIBLE"):
