@@ -1,7 +1,7 @@
 """Models of the zoo, saved, captured and calibrated once in a run by whichever of its processes asks first."""
 
 import pickle
-from functools import cache
+from functools import cache, partial
 
 import models
 import numpy as np
@@ -17,12 +17,12 @@ from laconic.tensor import BATCH
 
 SAVED = {
     "bert": models.save_bert,
-    "distilbert": models.save_distilbert,
-    "roberta": models.save_roberta,
+    "distilbert": partial(models.save_distilbert, layers=1),
+    "roberta": partial(models.save_roberta, layers=1),
     "embedder": models.save_embedder,
     "vit": models.save_vit,
-    "gpt2": models.save_gpt2,
-    "llama": models.save_llama,
+    "gpt2": partial(models.save_gpt2, layers=1),
+    "llama": partial(models.save_llama, layers=1),
     "t5-encoder": models.save_t5_encoder,
     "bart": models.save_bart,
 }

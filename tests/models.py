@@ -183,17 +183,18 @@ def save_masked_bert(folder: Path) -> Path:
     return folder
 
 
-def save_distilbert(folder: Path) -> Path:
+def save_distilbert(folder: Path, layers: int = 2) -> Path:
     """DistilBERT, as a classifier of two classes."""
     config = transformers.DistilBertConfig(
-        vocab_size=40, dim=32, n_layers=2, n_heads=4, hidden_dim=64, max_position_embeddings=64
+        vocab_size=40, dim=32, n_layers=layers, n_heads=4, hidden_dim=64, max_position_embeddings=64
     )
     return save_transformer(folder, transformers.DistilBertForSequenceClassification(config))
 
 
-def save_roberta(folder: Path) -> Path:
+def save_roberta(folder: Path, layers: int = 2) -> Path:
     """RoBERTa, bare: its positions begin after the padding token's id, so 66 places hold 64 tokens."""
-    config = transformers.RobertaConfig(**{**TEXT, "max_position_embeddings": 66, "pad_token_id": 1})
+    changes = {"num_hidden_layers": layers, "max_position_embeddings": 66, "pad_token_id": 1}
+    config = transformers.RobertaConfig(**TEXT | changes)
     return save_transformer(folder, transformers.RobertaModel(config, add_pooling_layer=False))
 
 
@@ -214,19 +215,18 @@ def save_embedder(folder: Path, *modules: tuple[str, dict[str, object]]) -> Path
     return folder
 
 
-def save_gpt2(folder: Path) -> Path:
+def save_gpt2(folder: Path, layers: int = 2) -> Path:
     """GPT-2, whose head is its table of words."""
     config = transformers.GPT2Config(
-        vocab_size=40, n_embd=32, n_layer=2, n_head=4, n_positions=64, bos_token_id=2, eos_token_id=3
+        vocab_size=40, n_embd=32, n_layer=layers, n_head=4, n_positions=64, bos_token_id=2, eos_token_id=3
     )
     return save_transformer(folder, transformers.GPT2LMHeadModel(config))
 
 
-def save_llama(folder: Path) -> Path:
+def save_llama(folder: Path, layers: int = 2) -> Path:
     """Llama, two heads to a key, with a head of its own."""
-    config = transformers.LlamaConfig(
-        **TEXT, num_key_value_heads=2, bos_token_id=2, eos_token_id=3, tie_word_embeddings=False
-    )
+    changes = {"num_hidden_layers": layers, "num_key_value_heads": 2, "tie_word_embeddings": False}
+    config = transformers.LlamaConfig(**TEXT | changes, bos_token_id=2, eos_token_id=3)
     return save_transformer(folder, transformers.LlamaForCausalLM(config))
 
 
@@ -452,7 +452,8 @@ def make_detector_config(family: str, named: dict[str, Any]) -> transformers.Pre
         sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
         return transformers.YolosConfig(**sizes, image_size=[48, 64], num_detection_tokens=10, **named)
     heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
-    layers = {"num_queries": 10, "d_model": 32, "encoder_layers": 1, "decoder_layers": 2, **heads, **named}
+    depth = {"encoder_layers": 1, "decoder_layers": 2 if family == "DeformableDetr" else 1}
+    layers = {"num_queries": 10, "d_model": 32, **depth, **heads, **named}
     maps = {"embedding_size": 8, "hidden_sizes": [8, 16, 24, 32], "depths": [1] * 4, "layer_type": "basic"}
     levels = {"out_features": ["stage2", "stage3", "stage4"]}
     if family == "RTDetr":

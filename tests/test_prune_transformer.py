@@ -34,6 +34,8 @@ SAVE = {
     "GPT-2": models.save_gpt2,
     "Llama": models.save_llama,
 }
+CAPTURED = ("BERT", "GPT-2", "Llama")
+"""One family of each kind of attention: capturing takes seconds."""
 STAGES = {
     "heads": Heads(keep=0.5),
     "heads, by score": Heads(keep=0.5, criterion="activation", compensate=False),
@@ -196,7 +198,8 @@ def test_one_cut_follows_another_and_the_result_is_captured(family, folders, tmp
     assert sites[0]["ffn"].units == (32 if family == "GPT-2" else 16)
     checkpoint.save(tmp_path / "saved")
     assert Checkpoint.load(tmp_path / "saved").key == checkpoint.key
-    capture(checkpoint, tmp_path / "graph")
+    if family in CAPTURED:
+        capture(checkpoint, tmp_path / "graph")
 
 
 def test_the_config_says_what_all_blocks_agree_on(folders, tmp_path):
