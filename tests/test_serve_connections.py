@@ -46,27 +46,30 @@ def head_of(length: int, *, path: str = INFER) -> bytes:
 BODY = json.dumps(request_of([[1, 2, 3]])).encode()
 
 
-@pytest.mark.parametrize(
-    ("sent", "status"),
-    [
-        (b"", b""),
-        (b"\r\n\r\n", b"HTTP/1.1 408"),
-        (b"POST /v2", b"HTTP/1.1 408"),
-        (head_of(99)[:-2], b"HTTP/1.1 408"),
-        (head_of(99), b"HTTP/1.1 408"),
-        (head_of(99) + b'{"inputs', b"HTTP/1.1 408"),
-        (head_of(99, path="/v1/models/twice/predict") + b'{"inputs', b"HTTP/1.1 408"),
-        (head_of(99, path="/nothing") + b'{"inputs', b"HTTP/1.1 404"),
-        (head_of(len(BODY)) + BODY, b"HTTP/1.1 200"),
-        (head_of(len(BODY)) + BODY + b"POST", b"HTTP/1.1 200"),
-    ],
-)
-def test_a_client_that_stops_in_the_middle_is_disconnected(strict: Running, sent: bytes, status: bytes) -> None:
-    with connect(strict) as client:
-        client.sendall(sent)
-        answer = read_all(client)
-    assert answer.startswith(status)
-    assert bool(answer) == bool(status)
+STOPPED = [
+    (b"", b""),
+    (b"\r\n\r\n", b"HTTP/1.1 408"),
+    (b"POST /v2", b"HTTP/1.1 408"),
+    (head_of(99)[:-2], b"HTTP/1.1 408"),
+    (head_of(99), b"HTTP/1.1 408"),
+    (head_of(99) + b'{"inputs', b"HTTP/1.1 408"),
+    (head_of(99, path="/v1/models/twice/predict") + b'{"inputs', b"HTTP/1.1 408"),
+    (head_of(99, path="/nothing") + b'{"inputs', b"HTTP/1.1 404"),
+    (head_of(len(BODY)) + BODY, b"HTTP/1.1 200"),
+    (head_of(len(BODY)) + BODY + b"POST", b"HTTP/1.1 200"),
+]
+"""What clients send that stop there, and how the answer begins."""
+
+
+def test_clients_that_stop_in_the_middle_are_disconnected(strict: Running) -> None:
+    with ExitStack() as stack:
+        clients = [stack.enter_context(connect(strict)) for _ in STOPPED]
+        for client, (sent, _) in zip(clients, STOPPED, strict=True):
+            client.sendall(sent)
+        for client, (sent, status) in zip(clients, STOPPED, strict=True):
+            answer = read_all(client)
+            assert answer.startswith(status), sent
+            assert bool(answer) == bool(status), sent
 
 
 def test_250_silent_connections_are_closed_and_others_are_served_meanwhile(strict: Running) -> None:
