@@ -264,6 +264,7 @@ PACKAGES_OF_EXTRA = {
     "otel": ("opentelemetry",),
     "remote": ("fsspec", "aiohttp"),
     "sign": ("cryptography",),
+    "size": ("simpy",),
 }
 """The packages that each extra of Laconic installs, by their import names."""
 

@@ -340,7 +340,19 @@ def declared(*extras):
 
 def test_every_package_that_is_imported_is_declared():
     everywhere = declared(
-        *("openvino", "onnxruntime", "generate", "serve", "compress", "train", "ray", "tensorrt", "remote", "sign")
+        *(
+            "openvino",
+            "onnxruntime",
+            "generate",
+            "serve",
+            "compress",
+            "train",
+            "ray",
+            "tensorrt",
+            "remote",
+            "sign",
+            "size",
+        )
     )
     server = declared("serve", "otel", "ray") | {"starlette", "pydantic_core"}  # FastAPI is built on these two
     for module in MODULES:

@@ -6,6 +6,7 @@ import typer
 
 from laconic import __version__
 from laconic.commands.artifacts import bench, compare, inspect, lint, package, sign, tune, verify
+from laconic.commands.capacity import size
 from laconic.commands.compression import build, compress, export
 from laconic.commands.installation import doctor, recipes, schema
 from laconic.commands.serving import serve
@@ -22,6 +23,7 @@ COMMANDS = (
     (bench, "laconic bench minilm.laconic --original all-MiniLM-L6-v2"),
     (tune, "laconic tune minilm.laconic --original all-MiniLM-L6-v2"),
     (serve, "laconic serve minilm.laconic --port 8000"),
+    (size, "laconic size minilm.laconic --rate 2000/s --p99 50ms"),
     (finetune, "laconic finetune all-MiniLM-L6-v2 --task text-classification --data d.jsonl -o tuned"),
     (merge, "laconic merge adapter -o merged"),
     (plan, "laconic plan all-MiniLM-L6-v2 --batch 32 --seq 256 --memory 2GiB"),

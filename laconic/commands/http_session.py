@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from typing import TextIO
 from urllib.parse import quote
 
@@ -108,17 +109,37 @@ class LaidOutSession(Session):
 
 @contextmanager
 def open_served(artifact: Artifact, runtime: str) -> Iterator[HttpSession]:
-    """Serve an artifact with `laconic serve`, in a process of its own, on one engine thread and a free port of this
-    machine; and open a session that sends it requests.
+    """Serve an artifact on one engine thread, and open a session that sends it requests.
 
-    Its verdict need not have passed. Raises RuntimeFailure with the server's reason if it does not start.
+    Its verdict need not have passed. Raises what `start_server` raises.
+    """
+    with start_server(artifact, "--runtime", runtime, "--unproven", "--threads", "1") as server:
+        connection = http.client.HTTPConnection(server.host, server.port, timeout=PATIENCE)
+        with closing(connection):
+            yield HttpSession(connection, artifact.name)
+
+
+@dataclass(frozen=True)
+class StartedServer:
+    """Where a server listens, and its process."""
+
+    host: str
+    port: int
+    process: int
+
+
+@contextmanager
+def start_server(artifact: Artifact, *options: str) -> Iterator[StartedServer]:
+    """Serve an artifact with `laconic serve`, in a process of its own, on a free port of this machine.
+
+    Raises RuntimeFailure with the server's reason if it does not start.
     """
     # -P: no module of the working folder takes a package's place.
-    command = [sys.executable, "-P", "-m", "laconic", "serve", str(artifact.path), "--runtime", runtime, "--unproven"]
+    command = [sys.executable, "-P", "-m", "laconic", "serve", str(artifact.path), *options]
     with (
         tempfile.TemporaryFile("w+", encoding="utf-8") as log,
         subprocess.Popen(  # noqa: S603 - our own command, without a shell
-            [*command, "--host", HOST, "--port", "0", "--threads", "1"],
+            [*command, "--host", HOST, "--port", "0"],
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
@@ -126,15 +147,15 @@ def open_served(artifact: Artifact, runtime: str) -> Iterator[HttpSession]:
         ) as server,
     ):
         try:
-            with closing(connect(server, log)) as connection:
-                yield HttpSession(connection, artifact.name)
+            host, port = read_address(server, log)
+            yield StartedServer(host, port, server.pid)
         finally:
             server.terminate()
 
 
-def connect(server: "subprocess.Popen[str]", log: TextIO) -> http.client.HTTPConnection:
-    """Connect to the address that a server prints when it is ready; this happens with the first request. log: what
-    the server wrote about its failure. Raises RuntimeFailure."""
+def read_address(server: "subprocess.Popen[str]", log: TextIO) -> tuple[str, int]:
+    """Read the address that a server prints when it is ready. log: what it wrote about its failure. Raises
+    RuntimeFailure."""
     assert server.stdout is not None, "the caller pipes it"
     _, scheme, address = server.stdout.readline().partition("http://")
     if not scheme:
@@ -143,4 +164,4 @@ def connect(server: "subprocess.Popen[str]", log: TextIO) -> http.client.HTTPCon
         reason = log.read().strip().rpartition("laconic: ")[2]
         raise RuntimeFailure(reason or "the server ended before it was ready, without a reason")
     host, _, port = address.strip().partition(":")
-    return http.client.HTTPConnection(host, int(port), timeout=PATIENCE)
+    return host, int(port)

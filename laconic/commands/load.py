@@ -40,8 +40,8 @@ class ServedModel:
             lines.append(f"{HEADER_LENGTH}: {header}")
         return "\r\n".join([*lines, "", ""]).encode() + body
 
-    def make_tensor_requests(self, inputs: Sequence[dict[str, Any]], length: int) -> Iterator[bytes]:
-        """Make requests of one row each, made up by the signature. length: size of the free axes."""
+    def make_tensor_requests(self, inputs: Sequence[dict[str, Any]], length: int, rows: int = 1) -> Iterator[bytes]:
+        """Make requests made up by the signature. length: size of the free axes. rows: of each request."""
         specs = [
             TensorSpec(
                 name=each["name"],
@@ -50,7 +50,7 @@ class ServedModel:
             )
             for each in inputs
         ]
-        sizes = {axis: length for spec in specs for axis in spec.shape[1:] if isinstance(axis, str)} | {"free0": 1}
+        sizes = {axis: length for spec in specs for axis in spec.shape[1:] if isinstance(axis, str)} | {"free0": rows}
         for seed in range(DISTINCT):
             rng = np.random.default_rng(seed)
             header, body = write_request({spec.name: spec.sample(rng, sizes) for spec in specs})
@@ -88,8 +88,11 @@ class ServedModel:
 
     async def read_inputs(self, client: HttpClient) -> Sequence[dict[str, Any]]:
         """Read the inputs of its signature, in the terms of the V2 protocol."""
-        signature = await self.ask(client, "GET", f"/v2/models/{self._path}")
-        return list(signature["inputs"])
+        return list((await self.describe(client, ""))["inputs"])
+
+    async def describe(self, client: HttpClient, route: str) -> Any:
+        """Read what the server says of the model at a route such as /config."""
+        return await self.ask(client, "GET", f"/v2/models/{self._path}{route}")
 
 
 async def find_model(client: HttpClient, place: SplitResult, name: str | None, key: str | None) -> ServedModel:

@@ -1,0 +1,164 @@
+"""Service times of a running server: of its engine by batch size, and of its own processor time for a request."""
+
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+from urllib.parse import SplitResult
+
+from laconic.errors import RuntimeFailure
+from laconic.loadtest.traffic import OK, Load
+
+FLOOD = 48
+"""Clients that fill batches to the brim."""
+SHORTEST = 1e-6
+"""Seconds: no service is shorter."""
+PROCESSES = Path("/proc")
+
+
+@dataclass(frozen=True)
+class ServiceTimes:
+    """What a server takes to serve, in seconds.
+
+    executors: batches that run at a time. cap: rows of the largest batch. alone, together: the engine's times by the
+    rows of a batch, sorted, while it is the only batch and while all executors run one. cpu: processor time of the
+    server itself for a request. delay: what is left of a request's time, and occupies nothing. inline: whether batches
+    run where the server reads its requests.
+    """
+
+    executors: int
+    cap: int
+    alone: Mapping[int, Sequence[float]]
+    together: Mapping[int, Sequence[float]]
+    cpu: float
+    delay: float = 0.0
+    inline: bool = False
+
+    @property
+    def capacity(self) -> float:
+        """The requests a second that no server with these times can exceed."""
+        batches = max(rows / fmean(times) for rows, times in self.together.items())
+        if self.inline:
+            return 1 / (self.cpu + 1 / batches)
+        return min(self.executors * batches, 1 / max(self.cpu, SHORTEST))
+
+    def draw(self, rows: int, share: float, *, together: bool) -> float:
+        """Return the engine's time that this share of batches of so many rows does not exceed, between the sizes that
+        were measured."""
+        times = self.together if together else self.alone
+        sizes = sorted(times)
+        place = min(bisect_left(sizes, rows), len(sizes) - 1)
+        upper = take_quantile(times[sizes[place]], share)
+        if sizes[place] <= rows or place == 0:
+            return upper
+        lower, below = take_quantile(times[sizes[place - 1]], share), sizes[place - 1]
+        return lower + (upper - lower) * (rows - below) / (sizes[place] - below)
+
+
+def take_quantile(ordered: Sequence[float], share: float) -> float:
+    """Return the value of sorted values below which this share of them lies."""
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
+
+
+def pool(rounds: Sequence[ServiceTimes]) -> ServiceTimes:
+    """Pool the times of several rounds with one server."""
+    first = rounds[0]
+
+    def join(parts: Sequence[Mapping[int, Sequence[float]]]) -> dict[int, list[float]]:
+        return {rows: sorted(time for part in parts for time in part[rows]) for rows in parts[0]}
+
+    return ServiceTimes(
+        executors=first.executors,
+        cap=first.cap,
+        alone=join([each.alone for each in rounds]),
+        together=join([each.together for each in rounds]),
+        cpu=fmean(each.cpu for each in rounds),
+        delay=fmean(each.delay for each in rounds),
+        inline=first.inline,
+    )
+
+
+class ServerProbe:
+    """Measures a server on this machine, whose only model it loads.
+
+    process: its id. make_request: a request of so many rows. ask: the JSON of a route of the model, "/config".
+    """
+
+    def __init__(
+        self,
+        place: SplitResult,
+        process: int,
+        make_request: Callable[[int], bytes],
+        ask: Callable[[str], Awaitable[Any]],
+        seconds: float,
+    ) -> None:
+        self._place = place
+        self._process = process
+        self._make_request = make_request
+        self._ask = ask
+        self._seconds = seconds
+
+    async def measure(self, rounds: int) -> list[ServiceTimes]:
+        """Measure in so many rounds."""
+        config = await self._ask("/config")
+        inline = config["parameters"]["inline"]["string_value"] == "true"
+        executors = 1 if inline else config["instance_group"][0]["count"]
+        await self._run(1, FLOOD)
+        cap = max(await self._read_batches())
+        return [await self._measure_round(executors, cap, inline=inline) for _ in range(rounds)]
+
+    async def _measure_round(self, executors: int, cap: int, *, inline: bool) -> ServiceTimes:
+        sizes = sorted({*(2**power for power in range(cap.bit_length())), cap})
+        alone, together = {}, {}
+        delay = cpu = 0.0
+        for rows in sizes:
+            alone[rows], overhead, spent = await self._measure(rows, 1)
+            if rows == 1:
+                delay = max(0.0, overhead - spent)
+            together[rows] = alone[rows]
+            if executors > 1:
+                together[rows], _, spent = await self._measure(rows, executors)
+            cpu = spent if rows == 1 else cpu
+        return ServiceTimes(executors, cap, alone, together, cpu, delay, inline)
+
+    async def _measure(self, rows: int, clients: int) -> tuple[list[float], float, float]:
+        """Load with requests of so many rows. Return the engine's times, sorted; the mean of what a request takes
+        besides, and the server's processor time of that."""
+        batches, cpu = await self._read_batches(), read_cpu_seconds(self._process)
+        times = await self._run(rows, clients)
+        cpu = read_cpu_seconds(self._process) - cpu
+        after = await self._read_batches()
+        changes = {size: (count - batches.get(size, (0, 0))[0], ns - batches.get(size, (0, 0))[1])
+                   for size, (count, ns) in after.items()}  # fmt: skip
+        count, ns = changes.get(rows, (0, 0))
+        if not count:
+            raise RuntimeFailure(f"no batch of {rows} rows ran: the engine takes the rows of a request apart")
+        engine = 1e-9 * ns / count
+        overhead = max(0.0, fmean(times) - engine)
+        return sorted(max(SHORTEST, time - overhead) for time in times), overhead, cpu / len(times)
+
+    async def _run(self, rows: int, clients: int) -> list[float]:
+        load = Load(self._place, [self._make_request(rows)])
+        samples = await load.run_closed(clients, self._seconds)
+        failures = {sample.outcome for sample in samples} - {OK}
+        if failures:
+            raise RuntimeFailure(f"the server answered {', '.join(sorted(failures))} while it was measured")
+        return [sample.ended - sample.due for sample in samples]
+
+    async def _read_batches(self) -> dict[int, tuple[int, int]]:
+        """Read how many batches of each size have run, and their nanoseconds."""
+        statistics = (await self._ask("/stats"))["model_stats"][0]["batch_stats"]
+        return {
+            each["batch_size"]: (each["compute_infer"]["count"], each["compute_infer"]["ns"]) for each in statistics
+        }
+
+
+def read_cpu_seconds(process: int) -> float:
+    """Read the processor time of all threads of a process. Raises RuntimeFailure where the system does not count it."""
+    try:
+        threads = (PROCESSES / str(process) / "task").glob("*/schedstat")
+        return 1e-9 * sum(int(each.read_text().split()[0]) for each in threads)
+    except (OSError, IndexError) as error:
+        raise RuntimeFailure(f"the processor time of the server cannot be read: {error}") from None

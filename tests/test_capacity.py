@@ -1,0 +1,97 @@
+"""The queue against formulas, sizes of loads, and the command that measures a server."""
+
+import json
+import math
+import random
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+from artifacts import write_artifact
+from typer.testing import CliRunner
+
+from laconic.capacity import sizing
+from laconic.capacity.service_times import ServiceTimes, pool
+from laconic.capacity.sizing import find_replicas
+from laconic.commands.capacity import parse_limit, parse_rate
+from laconic.commands.command_line import app
+from laconic.errors import UsageError
+from laconic.loadtest.traffic import find_percentile
+
+simpy = pytest.importorskip("simpy", reason="simpy is not installed: the extra size brings it")
+from laconic.capacity.queue_simulation import simulate  # noqa: E402
+
+MEAN, REQUESTS = 0.01, 40_000
+
+
+def one_server(times: list[float], **changes: float) -> ServiceTimes:
+    return ServiceTimes(1, 1, {1: sorted(times)}, {1: sorted(times)}, **{"cpu": 0.0} | changes)
+
+
+def test_one_executor_with_exponential_times_is_an_m_m_1_queue() -> None:
+    rng = random.Random(1)
+    times = one_server([rng.expovariate(1 / MEAN) for _ in range(20_000)])
+    latencies = simulate(times, 0.6 / MEAN, requests=REQUESTS)
+    mean = MEAN / (1 - 0.6)
+    assert fmean(latencies) == pytest.approx(mean, rel=0.06)
+    assert find_percentile(latencies, 99) == pytest.approx(mean * math.log(100), rel=0.1)
+
+
+@pytest.mark.parametrize("where", ["engine", "cpu"])
+def test_one_executor_with_a_constant_time_is_an_m_d_1_queue_and_so_is_the_servers_own_loop(where: str) -> None:
+    times = one_server([MEAN]) if where == "engine" else one_server([1e-9], cpu=MEAN)
+    latencies = simulate(times, 0.6 / MEAN, requests=REQUESTS)
+    if where == "engine":
+        assert fmean(latencies) == pytest.approx(MEAN + 0.6 * MEAN / (2 * (1 - 0.6)), rel=0.04)
+    else:  # half of it is taken before the engine, half behind it
+        assert MEAN < fmean(latencies) < MEAN + 0.6 * MEAN / (1 - 0.6)
+
+
+def test_batches_raise_the_capacity_and_several_executors_share_a_queue() -> None:
+    batched = ServiceTimes(1, 4, {1: [0.01], 4: [0.016]}, {1: [0.01], 4: [0.016]}, 0.0)
+    assert batched.capacity == pytest.approx(250)
+    assert find_percentile(simulate(batched, 200, requests=4000), 99) < 0.06
+    assert batched.draw(2, 0.5, together=False) == pytest.approx(0.012)
+    pair = ServiceTimes(2, 1, {1: [0.01]}, {1: [0.02]}, 0.0)
+    slow = simulate(pair, 1, requests=400)
+    assert fmean(slow) == pytest.approx(0.01, rel=0.05)
+    assert pair.capacity == pytest.approx(100)
+
+
+def test_replicas_are_the_fewest_that_answer_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = one_server([MEAN], delay=0.001)
+    replicas = find_replicas(times, 450, 0.05)
+    assert replicas is not None
+    assert find_percentile(simulate(times, 450 / replicas, requests=8000), 99) <= 0.05
+    assert find_percentile(simulate(times, 450 / (replicas - 1), requests=8000), 99) > 0.05
+    assert find_replicas(times, 450, 0.005) is None
+    slower = one_server([1.5 * MEAN])
+    monkeypatch.setattr(sizing, "REQUESTS", 1000)
+    monkeypatch.setattr(sizing, "SHARES", (0.5,))
+    result = sizing.size_replicas([times, slower], 450, 0.06, cores=2)
+    low, high = result.replicas_range
+    assert low is not None
+    assert high is not None
+    assert low < high
+    assert pool([times, slower]).alone[1] == [MEAN, 1.5 * MEAN]
+
+
+@pytest.mark.parametrize("text", ["2000", "2000/h", "0/s", "-1/s", "2e3/s", "2000 /s", "/s", "nan/s"])
+def test_a_rate_has_its_unit(text: str) -> None:
+    with pytest.raises(UsageError, match="as 2000/s or 300/min"):
+        parse_rate(text)
+    assert (parse_rate("2000/s"), parse_rate("30/min"), parse_limit("50ms")) == (2000, 0.5, 0.05)
+    with pytest.raises(UsageError, match="as 50ms or"):
+        parse_limit("50")
+
+
+def test_the_command_measures_a_server_and_draws_the_curve(tmp_path: Path) -> None:
+    artifact = write_artifact(tmp_path / "twice.laconic", seconds=0.002)
+    limits = ["--rate", "1000/s", "--p99", "200ms", "--threads", "2", "--seconds", "0.1", "--rounds", "1", "--json"]
+    done = CliRunner().invoke(app, ["size", str(artifact), *limits, "--chart", str(tmp_path / "curve.svg")])
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.stdout)
+    assert result["replicas"] >= 1
+    assert result["cores"] == 2
+    assert len(result["curve"]) == len(sizing.SHARES)
+    assert "<svg" in (tmp_path / "curve.svg").read_text()
