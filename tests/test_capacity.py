@@ -10,16 +10,16 @@ import pytest
 from artifacts import write_artifact
 from typer.testing import CliRunner
 
-from laconic.capacity import sizing
 from laconic.capacity.service_times import ServiceTimes, pool
-from laconic.capacity.sizing import find_replicas
 from laconic.commands.capacity import parse_limit, parse_rate
 from laconic.commands.command_line import app
 from laconic.errors import UsageError
 from laconic.loadtest.traffic import find_percentile
 
-simpy = pytest.importorskip("simpy", reason="simpy is not installed: the extra size brings it")
-from laconic.capacity.queue_simulation import simulate  # noqa: E402
+pytest.importorskip("simpy", reason="simpy is not installed: the extra size brings it")
+from laconic.capacity import sizing
+from laconic.capacity.queue_simulation import simulate
+from laconic.capacity.sizing import find_replicas
 
 MEAN, REQUESTS = 0.01, 40_000
 
@@ -59,11 +59,12 @@ def test_batches_raise_the_capacity_and_several_executors_share_a_queue() -> Non
 
 
 def test_replicas_are_the_fewest_that_answer_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sizing, "REQUESTS", 2000)
     times = one_server([MEAN], delay=0.001)
     replicas = find_replicas(times, 450, 0.05)
     assert replicas is not None
-    assert find_percentile(simulate(times, 450 / replicas, requests=8000), 99) <= 0.05
-    assert find_percentile(simulate(times, 450 / (replicas - 1), requests=8000), 99) > 0.05
+    assert find_percentile(simulate(times, 450 / replicas, requests=2000), 99) <= 0.05
+    assert find_percentile(simulate(times, 450 / (replicas - 1), requests=2000), 99) > 0.05
     assert find_replicas(times, 450, 0.005) is None
     slower = one_server([1.5 * MEAN])
     monkeypatch.setattr(sizing, "REQUESTS", 1000)
@@ -85,7 +86,8 @@ def test_a_rate_has_its_unit(text: str) -> None:
         parse_limit("50")
 
 
-def test_the_command_measures_a_server_and_draws_the_curve(tmp_path: Path) -> None:
+def test_the_command_measures_a_server_and_draws_the_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sizing, "REQUESTS", 500)
     artifact = write_artifact(tmp_path / "twice.laconic", seconds=0.002)
     limits = ["--rate", "1000/s", "--p99", "200ms", "--threads", "2", "--seconds", "0.1", "--rounds", "1", "--json"]
     done = CliRunner().invoke(app, ["size", str(artifact), *limits, "--chart", str(tmp_path / "curve.svg")])

@@ -83,7 +83,7 @@ def test_a_cluster_gives_the_same_bytes_survives_a_kill_names_its_replicas_and_e
         bodies = asyncio.run(tools["ask"](served, 1, 0.5)).bodies
         served_bare = tools["Served"](served.process, bare.url, served.requests)
         assert bodies == asyncio.run(tools["ask"](served_bare, 1, 0.2)).bodies
-        killed = tools["measure_kill"](served, 4.0)
+        killed = tools["measure_kill"](served, 2.5)
         assert set(killed.final) == {"200"}, killed
         samples = '\nnv_inference_count{replica="'
         assert eventually(lambda: client.get("/metrics").text.count(samples) == 2, 20)
