@@ -14,6 +14,7 @@ from served import eventually, request_of, running
 
 from laconic.errors import UsageError
 from laconic.registry import import_address
+from serve.replicas.ray_applications import find_reason
 from serve.replicas.ray_server import ReplicaArguments, build, check_settings, make_routes
 from serve.replicas.replica_metrics import merge_metrics
 from serve.server import serve
@@ -39,6 +40,10 @@ def test_settings_that_replicas_cannot_follow_are_refused(settings: dict[str, An
 def test_settings_of_replicas_are_refused_without_a_cluster(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="replicas is for replicas on a Ray cluster"):
         serve([tmp_path], replicas=2)
+
+
+def test_of_a_failure_in_a_replica_the_reason_is_said() -> None:
+    assert find_reason("Failed.\nTraceback:\n  File\nlaconic.errors.UnprovenArtifact: a: no verdict") == "a: no verdict"
 
 
 def test_several_models_have_paths_of_their_own() -> None:

@@ -1,6 +1,7 @@
 """The applications of Ray Serve that answer for models, from their deployment to their end."""
 
 import logging
+import re
 import signal
 import sys
 import threading
@@ -11,6 +12,7 @@ from typing import Any
 
 from laconic.errors import RuntimeFailure
 
+OWN_ERROR = re.compile(r"^(?:laconic|serve)\.[\w.]+: ")
 LOOK_SECONDS = 0.2
 """Time between two looks at applications that are being deployed."""
 
@@ -65,7 +67,8 @@ class RayApplications:
             for name in sorted(waiting):
                 status = applications[name].status
                 if status == "DEPLOY_FAILED":
-                    reason = find_reason(applications[name].message)
+                    messages = [each.message for each in applications[name].deployments.values()]
+                    reason = find_reason("\n".join([applications[name].message, *messages]))
                     raise RuntimeFailure(f"model {name!r} cannot be deployed on the cluster: {reason}")
                 if status == "RUNNING":
                     waiting.discard(name)
@@ -78,5 +81,6 @@ class RayApplications:
 
 
 def find_reason(failure: object) -> str:
-    """Return the last line of what Ray says of a failure; what stands before it is a traceback."""
-    return (str(failure).strip() or type(failure).__name__).splitlines()[-1]
+    """Return the last line of what Ray says of a failure, without the class of an error of ours; what stands before it
+    is a traceback."""
+    return OWN_ERROR.sub("", (str(failure).strip() or type(failure).__name__).splitlines()[-1])
