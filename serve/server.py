@@ -267,8 +267,8 @@ def format_example(model: Model, url: str, *, key: bool) -> str:
     """Format a request to the predict endpoint, or to a model that writes, as a shell command. key: whether requests
     need one."""
     header = ' -H "X-API-Key: $KEY"' if key else ""
-    if model.writer is not None:
-        return f"curl -N {url}/v1/{format_text_request(model, model.writer)}{header}"
+    if model.text_writer is not None:
+        return f"curl -N {url}/v1/{format_text_request(model, model.text_writer)}{header}"
     address = f"{url}/v1/models/{model.name}/predict{header}"
     if model.task.upload is not None:
         return f"curl {address} -F {model.task.field}=@{model.task.upload.example}"

@@ -7,7 +7,7 @@ from typing import Any
 
 from served import Running
 
-from laconic.runtimes.generator import GenerationRequest, Sampling, TokenEvent
+from laconic.runtimes.generator import EncoderInputs, GenerationRequest, Sampling, TokenEvent
 from serve.generation.text_writer import TextWriter
 from serve.generation.token_stream import TokenEvents, TokenStream
 
@@ -35,9 +35,15 @@ class ScriptedWorker:
         return getattr(self.worker, name)
 
     async def begin(
-        self, prompt: tuple[int, ...], sampling: Sampling, timeout: float, events: TokenEvents, key: str = ""
+        self,
+        prompt: tuple[int, ...],
+        sampling: Sampling,
+        timeout: float,
+        events: TokenEvents,
+        key: str = "",
+        source: EncoderInputs | None = None,
     ) -> TokenStream:
-        request = GenerationRequest(next(self._ids), prompt, sampling)
+        request = GenerationRequest(next(self._ids), prompt, sampling, source)
         self.requests.append(request)
         stream = TokenStream(request, lambda *ended: self.cancelled.append(ended), events)
         if self.is_silent:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +18,23 @@ from tiny_decoders import TinyDecoder, write_decoder
 from transformers import AutoModelForCausalLM
 
 from export.pipeline import export
+from laconic.artifacts.artifact import Artifact
+from laconic.artifacts.golden_tokens import choose_golden_tokens
 from laconic.artifacts.manifest import MANIFEST
 from laconic.cache import Cache
 from laconic.errors import InputError, Overloaded, RuntimeFailure
 from laconic.hashing import digest_file
 from laconic.recipes.recipe import Recipe
-from laconic.runtimes.generator import GenerationRequest, Sampling
+from laconic.runtimes.generator import GenerationRequest, Sampling, TokenEvent
 from serve.generation.generation_job import GenerationJob
 from serve.generation.generation_worker import GenerationWorker
 from serve.generation.token_stream import TokenEvents, read_event
 
 pytest.importorskip("openvino_genai")
 pytest.importorskip("llguidance")
-from laconic.runtimes import openvino_decoder
+from laconic.runtimes import decoder_requests
 from laconic.runtimes.grammar import grammar_of_schema
+from laconic.runtimes.openvino_genai import OpenVinoGenAi
 from laconic.runtimes.openvino_generator import OpenVinoGenerator
 
 DIGITS = "start: /[0-9]{4}/"
@@ -71,17 +75,45 @@ def test_what_is_cancelled_before_the_decoder_is_open_ends(generator: OpenVinoGe
     assert finish(generator)[1][1, 0].finish_reason == "cancelled"
 
 
-def test_a_decoder_that_does_not_open_ends_the_generator(
+def test_a_decoder_that_does_not_open_fails_what_needs_it_and_nothing_else(
     generator: OpenVinoGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise RuntimeFailure("OpenVINO refuses model.onnx")
+    def refuse(path: Path) -> None:
+        raise RuntimeFailure(f"OpenVINO refuses {path.name}")
 
-    monkeypatch.setattr(openvino_decoder, "open_decoder", refuse)
-    generator.add(GenerationRequest(1, (3, 80), Sampling(8, grammar=DIGITS)))
-    with pytest.raises(RuntimeFailure, match="refuses"):
-        finish(generator)
-    generator.cancel(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(decoder_requests, "read_batched", refuse)
+        generator.add(GenerationRequest(1, (3, 80), Sampling(8, grammar=DIGITS, n=2)))
+        generator.add(GenerationRequest(2, (3, 80), Sampling(100)))
+        texts, last = finish(generator)
+    for choice in range(2):
+        assert last[1, choice].finish_reason == "failed"
+        assert last[1, choice].error.endswith("cannot be opened: OpenVINO refuses model.onnx")
+    assert len(texts[2, 0]) == 100
+    generator.add(GenerationRequest(3, (3, 80), Sampling(8, grammar=DIGITS)))
+    assert len(finish(generator)[0][3, 0]) == 4, "it is tried again"
+
+
+def test_an_engine_that_writes_other_tokens_than_the_artifact_says_is_not_used(artifact: Path) -> None:
+    loaded = Artifact.load(artifact)
+    golden = choose_golden_tokens(loaded.golden(loaded.manifest.placements[0]))
+    assert len(golden) > 8
+    options: Any = {"context": CONTEXT, "cache_bytes": 1 << 20, "golden": golden}
+    with OpenVinoGenerator(artifact / "model.onnx", **options) as generator:
+        assert generator.note == ""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OpenVinoGenAi, "step", write_wrongly)
+        with OpenVinoGenerator(artifact / "model.onnx", **options) as generator:
+            assert "golden tokens differ with paged attention" in generator.note
+            generator.add(GenerationRequest(1, golden[0].prompt, Sampling(1)))
+            assert finish(generator)[0][1, 0] == [golden[0].token]
+    wrong = [replace(each, token=0) for each in golden]
+    with pytest.raises(RuntimeFailure, match="golden tokens differ"):
+        OpenVinoGenerator(artifact / "model.onnx", context=CONTEXT, cache_bytes=1 << 20, golden=wrong)
+
+
+def write_wrongly(engine: OpenVinoGenAi, step: Any = OpenVinoGenAi.step) -> list[TokenEvent]:
+    return [replace(event, token_ids=(0,) * len(event.token_ids)) for event in step(engine)]
 
 
 def test_both_engines_share_a_ledger_and_the_decoder_holds_less(generator: OpenVinoGenerator) -> None:

@@ -15,6 +15,7 @@ import transformers
 from contexts import tune
 from served import running
 from test_fleet import RATES
+from test_text2text_generation import write_together
 
 from compress.pipeline import compress
 from laconic.artifacts.manifest import MODEL
@@ -127,6 +128,21 @@ def test_what_is_written_is_what_transformers_writes(folder, parts, tmp_path, ch
     assert text == wanted
     assert len({tuple(row) for row in wanted}) > 1
     assert [each["text"] for each in task.decode({"sequences": found}, samples)] == [each.strip() for each in texts]
+
+
+@pytest.mark.parametrize("changes", [{}, {"languages": (), "forced_decoder_ids": (258, 260, 263)}])
+def test_recordings_that_come_and_go_are_written_down_as_together(folder, parts, changes):
+    task = load_source(folder).task
+    generation = task.generation.model_copy(update=changes | {"no_repeat_ngram_size": 3})
+    source = {"input_features": task.encode(task.examples(8))["input_features"]}
+    with open_model(parts, make_runtime("onnxruntime").open, generation) as session:
+        expected = session.run(source)["sequences"].tolist()
+    assert len({tuple(row) for row in expected}) > 3
+    sources = [{"input_features": features[None]} for features in source["input_features"]]
+    texts = write_together(parts, sources, generation, 0, 3)
+    for (number, _), text in texts.items():
+        assert text == expected[number][: len(text)]
+        assert len(text) == generation.max_new_tokens or text[-1] in generation.eos_token_id
 
 
 def test_openvino_writes_the_same_as_onnxruntime(folder, parts):

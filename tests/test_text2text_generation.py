@@ -25,7 +25,15 @@ from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.manifest import MANIFEST, MODEL
 from laconic.cache import Cache
 from laconic.data.reader import read
-from laconic.errors import ArtifactError, CorruptArtifact, DataError, RuntimeFailure, SourceError, UsageError
+from laconic.errors import (
+    ArtifactError,
+    CorruptArtifact,
+    DataError,
+    InputError,
+    RuntimeFailure,
+    SourceError,
+    UsageError,
+)
 from laconic.hashing import seal, unseal
 from laconic.models.encoder_decoder import EncoderDecoder
 from laconic.models.source import CheckpointSource
@@ -35,8 +43,10 @@ from laconic.quantization.plan import Plan, Smoothing
 from laconic.recipes.recipe import Recipe
 from laconic.recipes.splits import make_samples
 from laconic.runtimes.decoder_file import encoder_of
+from laconic.runtimes.generator import EncoderInputs, GenerationRequest, Sampling
 from laconic.runtimes.model_session import open_model
 from laconic.runtimes.onnxruntime import OnnxRuntime
+from laconic.runtimes.openvino_decoder import OpenVinoDecoder
 from laconic.runtimes.runtime import make_runtime
 from laconic.tasks.decoder_tensors import GROUPS, group_probabilities
 from laconic.tasks.task import open_task
@@ -115,6 +125,82 @@ def test_settings_of_generation_do_what_those_of_transformers_do(family, changes
     with open_model(parts, OnnxRuntime().open, generation) as session:
         found = session.run(source)["sequences"]
     np.testing.assert_array_equal(found, write_by_transformers(checkpoint, source, generation))
+
+
+def write_together(parts, sources, generation, longest, leaving):
+    """The tokens of each request, which begin at random while others are written. leaving: one of which a choice is
+    cancelled when it has three tokens."""
+    rng = np.random.default_rng(0)
+    texts, ends = {}, {}
+    with OpenVinoDecoder(
+        parts, context=generation.max_new_tokens, cache_bytes=4 << 20, generation=generation, longest=longest
+    ) as generator:
+        waiting = list(range(len(sources)))
+        while waiting or not generator.is_idle:
+            for number in waiting[: rng.integers(0, 3)]:
+                source = EncoderInputs(
+                    sources[number], generator.source_tokens or sources[number]["input_ids"].shape[1]
+                )
+                sampling = Sampling(
+                    generation.max_new_tokens,
+                    repetition_penalty=generation.repetition_penalty,
+                    stop_token_ids=generation.eos_token_id,
+                    n=1 + number % 2,
+                )
+                generator.add(GenerationRequest(number, (), sampling, source))
+                waiting.remove(number)
+            if len(texts.get((leaving, 0), ())) == 3:
+                generator.cancel(leaving, 0)
+            for event in generator.step():
+                texts.setdefault((event.request_id, event.choice), []).extend(event.token_ids)
+                ends[event.request_id, event.choice] = event.finish_reason
+        assert generator.ledger.used == 0
+    assert {number for number, _ in ends} == {*range(len(sources))}
+    assert ends.pop((leaving, 0)) == "cancelled"
+    assert len(texts.pop((leaving, 0))) == 3
+    assert set(ends.values()) <= {"stop", "length"}
+    return texts
+
+
+@pytest.mark.parametrize("changes", ["penalty", "no repeats", "forced, then suppressed", "at least"])
+def test_rows_that_come_and_go_write_what_transformers_writes(family, changes):
+    checkpoint, _, parts = family
+    generation = checkpoint.task.generation.model_copy(update=SETTINGS[changes] | {"no_repeat_ngram_size": 3})
+    source = encode(checkpoint.task, 10)
+    expected = write_by_transformers(checkpoint, source, generation).tolist()
+    assert len({tuple(row) for row in expected}) > 1
+    lengths = source["attention_mask"].sum(axis=1)
+    assert len(set(lengths.tolist())) > 3
+    sources = [
+        {name: array[row : row + 1, :length] for name, array in source.items()} for row, length in enumerate(lengths)
+    ]
+    leaving = max(range(10), key=lambda number: len(checkpoint.task.cut(expected[number])))
+    texts = write_together(parts, sources, generation, checkpoint.task.max_tokens, leaving)
+    for (number, _), text in texts.items():
+        assert text == [*expected[number][: len(text)]]
+        assert len(text) == generation.max_new_tokens or text[-1] in generation.eos_token_id
+
+
+def test_sources_that_do_not_fit_are_refused(family):
+    checkpoint, _, parts = family
+    generation, longest = checkpoint.task.generation, checkpoint.task.max_tokens
+    options = {"context": generation.max_new_tokens, "cache_bytes": 2 << 20, "generation": generation}
+    with OpenVinoDecoder(parts, **options, longest=longest) as generator:
+        whole = {name: np.ones((1, longest), np.int64) for name in ("input_ids", "attention_mask")}
+        generator.add(GenerationRequest(1, (), Sampling(2), EncoderInputs(whole, longest)))
+        while not generator.is_idle:
+            generator.step()
+        long = {name: np.ones((1, longest + 1), np.int64) for name in whole}
+        for source in (
+            None,
+            EncoderInputs({}, 1),
+            EncoderInputs(long, 1),
+            EncoderInputs(whole | {"input_ids": np.ones((1, 3))}, 3),
+        ):
+            with pytest.raises(InputError):
+                generator.add(GenerationRequest(2, (5,), Sampling(2), source))
+        with pytest.raises(InputError, match="exceed the cache"):
+            generator.add(GenerationRequest(2, (), Sampling(20, n=100), EncoderInputs(whole, longest)))
 
 
 def test_both_parts_answer_a_target_as_the_whole_graph_and_the_encoder_computes_all_of_the_source(family):
@@ -208,6 +294,27 @@ def test_a_server_answers_with_what_the_model_writes(artifact):
         described = client.get("/v2/models/t5").json()
         assert [each["name"] for each in described["inputs"]] == ["input_ids", "attention_mask"]
         assert [each["name"] for each in described["outputs"]] == ["sequences"]
+        request = {"model": "t5", "prompt": texts[:3], "temperature": 0}
+        written = client.post("/v1/completions", json=request).json()
+        assert [each["text"].strip() for each in written["choices"]] == [each["text"] for each in wanted[:3]]
+        assert written["usage"]["prompt_tokens"] == sum(len(task.tokenizer.encode(text).ids) for text in texts[:3])
+        with client.stream("POST", "/v1/completions", json=request | {"stream": True, "prompt": texts[0]}) as stream:
+            events = [line.removeprefix("data: ") for line in stream.iter_lines() if line]
+        assert events.pop() == "[DONE]"
+        pieces = [json.loads(event)["choices"][0] for event in events]
+        assert "".join(each["text"] for each in pieces) == written["choices"][0]["text"]
+        assert pieces[-1]["finish_reason"] in ("stop", "length")
+        asked = {"text_input": texts[0], "parameters": {"temperature": 0}}
+        generated = client.post("/v2/models/t5/generate", json=asked).json()
+        assert generated["text_output"] == written["choices"][0]["text"]
+        for path, change, parameter in (
+            ("completions", {"prompt": "a " * 600}, None),
+            ("completions", {"max_tokens": 100}, None),
+            ("chat/completions", {"messages": [{"role": "user", "content": "a"}]}, "messages"),
+        ):
+            body = ({"model": "t5"} if "messages" in change else request) | change
+            refused = client.post(f"/v1/{path}", json=body)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, parameter)
         for wrong in (5, ["a", 5], [["a", "b"]], {"text": "a"}):
             refused = client.post("/v1/models/t5/predict", json={"text": wrong})
             assert refused.status_code == 400, wrong

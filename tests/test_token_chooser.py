@@ -30,7 +30,7 @@ def draw_scores(seed: int, spread: float = 3.0) -> NDArray[np.float32]:
 
 
 def make_chooser(sampling: Sampling, prompt: tuple[int, ...] = (1, 2, 3), index: int = 0) -> TokenChooser:
-    return TokenChooser(GenerationRequest(1, prompt, sampling), index, VOCABULARY, None)
+    return TokenChooser(GenerationRequest(1, prompt, sampling), index, VOCABULARY, prompt, None)
 
 
 @given(

@@ -3,7 +3,7 @@
 import io
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import models
@@ -13,7 +13,7 @@ import pytest
 import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from served import Running, running
+from served import Running, eventually, running
 
 from compress.pipeline import compress
 from laconic.arrays import Array
@@ -22,8 +22,10 @@ from laconic.cache import Cache
 from laconic.errors import InputError
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
+from laconic.runtimes.encoder_decoder_session import EncoderDecoderSession
 from laconic.tasks.audio import make_tone
 from laconic.tasks.recording_parts import TranscribedRecording, find_cuts
+from serve.generation.generation_worker import GenerationWorker
 from serve.openai.transcription_request import Segment, format_segments
 
 RATE = 16_000
@@ -118,6 +120,51 @@ def test_parts_are_answered_as_each_of_them_alone(
     assert vtt.startswith("WEBVTT\n")
 
 
+def test_a_stream_has_the_same_text_piece_by_piece(client: openai.OpenAI, recording: bytes) -> None:
+    file = ("speech.wav", recording)
+    whole = client.audio.transcriptions.create(model="whisper", file=file).text
+    *deltas, done = client.audio.transcriptions.create(model="whisper", file=file, stream=True)
+    assert done.type == "transcript.text.done"
+    assert done.text == whole
+    assert {each.type for each in deltas} == {"transcript.text.delta"}
+    assert len(deltas) > 8
+    assert "".join(each.delta for each in deltas if each.type == "transcript.text.delta") == whole
+
+
+def test_the_language_and_the_temperature_are_those_of_the_request(
+    client: openai.OpenAI, server: Running, whisper: Artifact, recording: bytes
+) -> None:
+    task: Any = whisper.task()
+    language = task.tokenizer.id_to_token(task.settings.languages[1])[2:-2]
+    texts = [
+        client.audio.transcriptions.create(model="whisper", file=("a.wav", recording), **options).text
+        for options in ({"language": language}, {"language": language}, {"temperature": 0.9})
+    ]
+    assert texts[0] == texts[1] != texts[2]
+    settings = task.settings.model_copy(update={"languages": (), "forced_decoder_ids": task.find_prefix(language)})
+    (part, *_) = task.divide_recording(recording)
+    with whisper.open() as session:
+        cast(EncoderDecoderSession, session).generation = settings
+        expected = session.run(task.encode_request(task.parse(part.sample)))
+    assert texts[0].startswith(task.decode(expected, [part])[0]["text"])
+    assert worker_of(server).admission.ledger.used == 0
+
+
+def test_a_client_that_leaves_frees_its_blocks(server: Running, recording: bytes) -> None:
+    with server.client() as http:
+        body = {"model": (None, "whisper"), "stream": (None, "true"), "file": ("a.wav", recording)}
+        with http.stream("POST", "/v1/audio/transcriptions", files=body) as answer:
+            next(answer.iter_lines())
+    assert eventually(lambda: worker_of(server).admission.ledger.used == 0)
+    assert server.app.repository.get("whisper").users == 0
+
+
+def worker_of(server: Running) -> GenerationWorker:
+    writer = server.app.repository.get("whisper").writer
+    assert writer is not None
+    return writer.worker
+
+
 def test_a_short_recording_is_one_part(client: openai.OpenAI, server: Running) -> None:
     file = encode(make_tone(np.random.default_rng(1), RATE // 2, RATE))
     with server.client() as http:
@@ -128,10 +175,12 @@ def test_a_short_recording_is_one_part(client: openai.OpenAI, server: Running) -
 @pytest.mark.parametrize(
     ("fields", "told", "parameter"),
     [
-        ({"language": "en"}, "'language' is not supported", "language"),
+        ({"language": "xx"}, "does not know the language 'xx'", "language"),
         ({"prompt": "x"}, "'prompt' is not supported", "prompt"),
-        ({"temperature": "0.7"}, "'temperature' must be 0", "temperature"),
-        ({"stream": "true"}, "'stream' is not supported", "stream"),
+        ({"temperature": "1.5"}, "between 0 and 1", "temperature"),
+        ({"temperature": "warm"}, "'temperature' does not fit", "temperature"),
+        ({"stream": "perhaps"}, "'stream' does not fit", "stream"),
+        ({"stream": "true", "response_format": "srt"}, "a stream has no response_format but", "response_format"),
         ({"response_format": "xml"}, "'response_format' does not fit", "response_format"),
         ({"timestamp_granularities[]": "segment"}, "needs response_format=verbose_json", "timestamp_granularities[]"),
         ({"timestamp_granularities[]": "word"}, "does not fit", "timestamp_granularities[]"),

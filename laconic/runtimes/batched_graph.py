@@ -5,6 +5,7 @@ and biases by distance stay as they are; an input `padding` is added to the scor
 lies in front of a row.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -28,23 +29,28 @@ def read_batched(path: Path) -> "tuple[ov.Model, list[ov.op.Parameter]]":
     decoder, or whose attention is not found."""
     graph = read_graph(path)
     pasts = find_pasts(graph, path)
-    padding = opset.parameter([-1, 1, 1, -1], ov.Type.f32, name=PADDING)
-    padding.output(0).get_tensor().set_names({PADDING})
     softmaxes = [node for node in graph.get_ordered_ops() if is_attention(node)]
     if len(softmaxes) * 2 != len(pasts):
         raise RuntimeFailure(
             f"{path.name} has a cache of {len(pasts) // 2} layers, and attention that can be batched in "
             f"{len(softmaxes)} of them: a softmax over the scores of all tokens is expected, multiplied with the values"
         )
-    for softmax in softmaxes:
-        scores = softmax.input_value(0)
-        softmax.input(0).replace_source_output(opset.add(scores, padding).output(0))
+    add_padding(graph, softmaxes)
     for node in graph.get_ordered_ops():
         share_heads(node)
-    graph.add_parameters([padding])
     keep_last(graph)
     graph.validate_nodes_and_infer_types()
     return graph, pasts
+
+
+def add_padding(graph: "ov.Model", softmaxes: "Sequence[ov.Node]") -> None:
+    """Add the input `padding`, which is added to the scores of every one of these attentions."""
+    padding = opset.parameter([-1, 1, 1, -1], ov.Type.f32, name=PADDING)
+    padding.output(0).get_tensor().set_names({PADDING})
+    for softmax in softmaxes:
+        scores = softmax.input_value(0)
+        softmax.input(0).replace_source_output(opset.add(scores, padding).output(0))
+    graph.add_parameters([padding])
 
 
 def is_attention(node: "ov.Node") -> bool:

@@ -1,6 +1,6 @@
 """A compiled decoder with a cache that goes from call to call, opened on the CPU by OpenVINO."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from mmap import mmap
 from pathlib import Path
@@ -10,12 +10,15 @@ import numpy as np
 from laconic.arrays import Array
 from laconic.errors import RuntimeFailure
 from laconic.runtimes.batched_graph import HIDING, PADDING, read_batched
-from laconic.runtimes.decoder_file import LOGITS, past_name, present_name
+from laconic.runtimes.decoder_file import LOGITS, encoder_of, past_name, present_name
+from laconic.runtimes.encoder_decoder_graph import SHIFT, read_encoder_decoder
 from laconic.runtimes.openvino import HINTS, OpenVino, core, ov
 from laconic.runtimes.runtime import Compute
+from laconic.runtimes.source_encoder import SourceEncoder
 from laconic.runtimes.stateful_graph import IDS, POSITIONS, CacheShape, read_cache, read_vocabulary
+from laconic.tasks.decoder_tensors import DECODER_INPUT_IDS
 
-PROBED, SHIFT = 24, 9
+PROBED, SHIFTED = 24, 9
 """Tokens of the text and of the padding with which a graph is tried."""
 AGREEMENT = 0.05
 """Logits differ by less than this share of the largest, with padding in front or without; BF16 rounds to 0.004."""
@@ -23,6 +26,8 @@ HEADROOM = 64
 """Tokens that a cache can grow by before it is placed anew."""
 WASTE = 4
 """Memory of a cache is given back where it could hold so many times as much."""
+NO_SOURCE: Mapping[str, Array] = {}
+"""What a decoder without an encoder reads beside tokens."""
 
 
 class DecoderRequests:
@@ -38,11 +43,14 @@ class DecoderRequests:
         self._buffers = [[np.empty(0, np.float32) for _ in cache.layers] for _ in range(2)]
         self._presents = [compiled.output(present_name(index)) for index in range(len(cache.layers))]
         self._logits = compiled.output(LOGITS)
+        self._read = {name for each in compiled.inputs for name in each.get_names()}
 
-    def run(self, ids: Array, lengths: Array, past: Sequence[Array]) -> tuple[Array, list[Array]]:
+    def run(
+        self, ids: Array, lengths: Array, past: Sequence[Array], source: Mapping[str, Array] = NO_SOURCE
+    ) -> tuple[Array, list[Array]]:
         """Read tokens behind the past of each row, [rows, tokens]. lengths: of the rows' past, whose tokens are at its
-        end. Return the logits of the last tokens, [rows, vocabulary], and the new past; both are overwritten by the
-        next call but one."""
+        end. source: what an encoder made of the rows' sources. Return the logits of the last tokens, [rows,
+        vocabulary], and the new past; both are overwritten by the next call but one."""
         self._requests.reverse()
         self._buffers.reverse()
         request = self._requests[0]
@@ -50,12 +58,13 @@ class DecoderRequests:
         width = past[0].shape[2]
         padding = np.zeros((rows, 1, 1, width + tokens), np.float32)
         padding[..., :width][np.arange(width) < (width - lengths)[:, None, None, None]] = HIDING
-        positions = lengths[:, None] + np.arange(tokens)
+        places = {POSITIONS: lengths[:, None] + np.arange(tokens), SHIFT: (width - lengths)[:, None]}
         presents = [self._place(index, rows, width + tokens) for index in range(len(self._presents))]
         for output, present in zip(self._presents, presents, strict=True):
             request.set_tensor(output, ov.Tensor(present, shared_memory=True))
-        inputs = {IDS: ids, POSITIONS: positions, PADDING: padding}
-        request.infer(inputs | {past_name(index): array for index, array in enumerate(past)}, share_inputs=True)
+        inputs = {IDS: ids, DECODER_INPUT_IDS: ids, PADDING: padding, **places, **source}
+        inputs |= {past_name(index): array for index, array in enumerate(past)}
+        request.infer({name: array for name, array in inputs.items() if name in self._read}, share_inputs=True)
         return request.get_tensor(self._logits).data[:, 0], presents
 
     def arrange(self, rows: Sequence[tuple[Sequence[Array], int, int]]) -> list[Array]:
@@ -91,17 +100,46 @@ def make_array(numbers: int) -> Array:
 
 @dataclass(frozen=True)
 class OpenDecoder:
-    """A decoder that is ready. prompts, rows: what prompts are read with, one at a time, and what the batch is."""
+    """A decoder that is ready. prompts, rows: what prompts are read with, one at a time, and what the batch is.
+    encoder: of an encoder-decoder."""
 
     prompts: DecoderRequests
     rows: DecoderRequests
     vocabulary: int
+    encoder: SourceEncoder | None = None
+
+    @property
+    def numbers(self) -> int:
+        """The numbers that a token takes in the cache, or one of a source where that takes more."""
+        return max(self.rows.cache.numbers, 0 if self.encoder is None else self.encoder.numbers)
 
 
 def open_decoder(model: Path, context: int, threads: int, compute: Compute) -> OpenDecoder:
     """Open a decoder in ONNX. context: the most tokens that it takes. Raises RuntimeFailure where the graph or the
     engine refuses."""
     graph, pasts = read_batched(model)
+    return compile_decoder(model, graph, pasts, context, threads, compute)
+
+
+def open_encoder_decoder(model: Path, context: int, threads: int, compute: Compute, longest: int) -> OpenDecoder:
+    """Open the decoder of an encoder-decoder in ONNX, and the encoder beside it. context: the most tokens of an answer.
+    longest: the most tokens of a source. Raises RuntimeFailure where a graph or the engine refuses."""
+    graph, pasts = read_encoder_decoder(model)
+    session = OpenVino().open(encoder_of(model), threads=threads, compute=compute)
+    encoder = SourceEncoder(session, model, {name for each in graph.inputs for name in each.get_names()}, longest)
+    return compile_decoder(model, graph, pasts, context, threads, compute, encoder)
+
+
+def compile_decoder(
+    model: Path,
+    graph: "ov.Model",
+    pasts: "Sequence[ov.op.Parameter]",
+    context: int,
+    threads: int,
+    compute: Compute,
+    encoder: SourceEncoder | None = None,
+) -> OpenDecoder:
+    """Compile a decoder, and prove that rows of different lengths can be batched. Raises RuntimeFailure."""
     cache, vocabulary = read_cache(pasts), read_vocabulary(graph, model)
     properties = {
         "INFERENCE_PRECISION_HINT": HINTS[compute if compute in OpenVino().computes() else "float32"],
@@ -114,21 +152,28 @@ def open_decoder(model: Path, context: int, threads: int, compute: Compute) -> O
     try:
         compiled = core().compile_model(graph, "CPU", properties)
         prompts, rows = (DecoderRequests(compiled, cache) for _ in range(2))
-        shift = measure_shift(rows, min(PROBED, context - 1), vocabulary)
+        shift = measure_shift(rows, min(PROBED, context - 1), vocabulary, encoder)
     except Exception as error:  # the engine raises RuntimeError and its like
         raise RuntimeFailure(f"OpenVINO refuses {model.name}") from error
     if not shift <= AGREEMENT:
         raise RuntimeFailure(f"{model.name} cannot be batched: padding in front of a text changes what follows it")
-    return OpenDecoder(prompts, rows, vocabulary)
+    return OpenDecoder(prompts, rows, vocabulary, encoder)
 
 
-def measure_shift(requests: DecoderRequests, tokens: int, vocabulary: int) -> float:
-    """Measure how much padding in front of a text changes what follows it, as it does with a mask that counts from the
-    beginning: the largest difference of logits, as a share of the largest."""
+def measure_shift(
+    requests: DecoderRequests, tokens: int, vocabulary: int, encoder: SourceEncoder | None = None
+) -> float:
+    """Measure how much padding in front of a text, and behind its source, changes what follows it, as it does with a
+    mask that counts from the beginning: the largest difference of logits, as a share of the largest."""
     if tokens < 1:
         return 0.0
     ids, none = np.arange(tokens)[None] % vocabulary, np.zeros(1, np.int64)
-    past = [array.copy() for array in requests.run(ids, none, requests.make_past(1, 0))[1]]
-    padded = [np.pad(array, ((0, 0), (0, 0), (SHIFT, 0), (0, 0))) for array in past]
-    plain, shifted = (requests.run(ids[:, :1], none + tokens, each)[0].copy() for each in (past, padded))
+    alone = together = NO_SOURCE
+    rows = 1
+    if encoder is not None:
+        alone, together, rows = encoder.join(encoder.probes[:1]), encoder.join(encoder.probes), 2
+    past = [array.copy() for array in requests.run(ids, none, requests.make_past(1, 0), alone)[1]]
+    padded = [np.pad(array.repeat(rows, 0), ((0, 0), (0, 0), (SHIFTED, 0), (0, 0))) for array in past]
+    plain = requests.run(ids[:, :1], none + tokens, past, alone)[0].copy()
+    shifted = requests.run(ids[:, :1].repeat(rows, 0), (none + tokens).repeat(rows), padded, together)[0][:1].copy()
     return float(np.abs(plain - shifted).max() / np.abs(plain).max())

@@ -1,15 +1,17 @@
 """The interface of an engine that writes (generator): requests in, token events out, until each request ends."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self
 
+from laconic.arrays import Array
 from laconic.errors import InputError, Overloaded
 
-FinishReason = Literal["stop", "length", "cancelled"]
-"""Why a choice ended: at a stop token, at the most tokens that were asked for, or because it was cancelled."""
+FinishReason = Literal["stop", "length", "cancelled", "failed"]
+"""Why a choice ended: at a stop token, at the most tokens that were asked for, because it was cancelled, or because the
+engine that it needs cannot be opened."""
 
 
 @dataclass(frozen=True)
@@ -50,19 +52,49 @@ class Sampling:
 
 
 @dataclass(frozen=True)
+class EncoderInputs:
+    """What the encoder of an encoder-decoder reads. arrays: its inputs by name, of one sample, [1, ...]. tokens: the
+    tokens that it takes in the cache."""
+
+    arrays: Mapping[str, Array]
+    tokens: int
+
+
+@dataclass(frozen=True)
 class GenerationRequest:
-    """What is to be written. id: of the caller's choice, unique among the requests under way."""
+    """What is to be written. id: of the caller's choice, unique among the requests under way. prompt: the tokens that
+    the text follows; with a source, they may be none."""
 
     id: int
     prompt: tuple[int, ...]
     sampling: Sampling
+    source: EncoderInputs | None = None
+
+    @property
+    def read_tokens(self) -> int:
+        """The number of tokens that the model reads: those of the source and of the prompt."""
+        return len(self.prompt) + (0 if self.source is None else self.source.tokens)
+
+    @property
+    def length(self) -> int:
+        """The most tokens that one choice has in the cache."""
+        return self.read_tokens + self.sampling.max_new_tokens
+
+
+@dataclass(frozen=True)
+class GoldenToken:
+    """The likeliest token behind a prompt, and the source of an encoder-decoder."""
+
+    prompt: tuple[int, ...]
+    token: int
+    source: EncoderInputs | None = None
 
 
 @dataclass(frozen=True)
 class TokenEvent:
     """The tokens that one step added to one choice of a request. logprobs: of each, where they were asked for;
     top_logprobs: of each, the likeliest tokens with theirs, likeliest first. finish_reason: None unless these are the
-    choice's last."""
+    choice's last. error: why it failed, if it did."""
 
     request_id: int
     choice: int
@@ -70,12 +102,15 @@ class TokenEvent:
     logprobs: tuple[float, ...] = ()
     finish_reason: FinishReason | None = None
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
+    error: str = ""
 
 
 def check_prompt(request: GenerationRequest, vocabulary: int) -> None:
     """Raise InputError for a prompt without tokens, or with such that the model does not have: an engine would read
     what lies beside the embeddings."""
     if not request.prompt:
+        if request.source is not None:
+            return
         raise InputError("the prompt has no tokens")
     low, high = min(request.prompt), max(request.prompt)
     if low < 0 or high >= vocabulary:
@@ -101,14 +136,14 @@ class BlockLedger:
 
     def count(self, request: GenerationRequest) -> int:
         """Return the blocks that one choice of a request holds."""
-        return -(-(len(request.prompt) + request.sampling.max_new_tokens) // self.block_tokens)
+        return -(-request.length // self.block_tokens)
 
     def check(self, request: GenerationRequest) -> None:
         """Raise InputError for a request that needs more blocks than there are."""
         if self.count(request) * request.sampling.n > self.total:
             choices = f" for each of {request.sampling.n} choices" if request.sampling.n > 1 else ""
             raise InputError(
-                f"a prompt of {len(request.prompt)} tokens and up to {request.sampling.max_new_tokens} new ones"
+                f"a prompt of {request.read_tokens} tokens and up to {request.sampling.max_new_tokens} new ones"
                 f"{choices} exceed the cache of {self.total * self.block_tokens} tokens. Ask for fewer tokens"
             )
 
@@ -133,10 +168,15 @@ class BlockLedger:
 class Generator(ABC):
     """A loaded model that writes. All calls come from one thread.
 
-    ledger: the capacity in blocks, and what holds them.
+    ledger: the capacity in blocks, and what holds them. source_tokens: that every source takes in the cache where all
+    have one length; 0 where each has its own, or there are none. gives_scores: whether `top_logprobs` can be asked for.
+    note: what should be known about how the model was opened.
     """
 
     ledger: BlockLedger
+    source_tokens: int = 0
+    gives_scores: bool = True
+    note: str = ""
 
     @abstractmethod
     def add(self, request: GenerationRequest) -> None:

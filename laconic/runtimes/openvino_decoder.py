@@ -1,9 +1,9 @@
-"""OpenVINO on the CPU, one token a step: rows are batched and tokens chosen here, so that any attention and any setting
-of sampling can be served; the cache is copied as rows join and leave, and prompts share none of it."""
+"""OpenVINO on the CPU, one token a step: rows are batched and tokens chosen here, so that any attention, any setting
+of sampling and encoder-decoders can be served; the cache is copied as rows join and leave, and prompts share none."""
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,13 +12,15 @@ from pathlib import Path
 import numpy as np
 
 from laconic.arrays import Array
-from laconic.errors import InputError, RuntimeFailure
-from laconic.runtimes.decoder_requests import OpenDecoder, open_decoder
+from laconic.errors import InputError, RuntimeFailure, describe_error
+from laconic.runtimes.decoder_requests import NO_SOURCE, OpenDecoder, open_decoder, open_encoder_decoder
 from laconic.runtimes.generator import BlockLedger, GenerationRequest, Generator, TokenEvent, check_prompt
 from laconic.runtimes.grammar import GrammarMatch, GrammarTokens
 from laconic.runtimes.openvino_genai import OpenVinoGenAi
 from laconic.runtimes.runtime import Compute
+from laconic.runtimes.source_encoder import SourceEncoder
 from laconic.runtimes.token_chooser import TokenChooser, check_sampling
+from laconic.tasks.generation_settings import GenerationSettings
 
 BLOCK_TOKENS = 32
 """Tokens of a block: of the ledger alone, as the cache has none."""
@@ -35,11 +37,13 @@ PAUSE = 0.002
 
 @dataclass
 class DecoderRow:
-    """A choice of a request. length: its tokens in the cache. token: the one that is read next."""
+    """A choice of a request. source: of its request, as the encoder made it. length: its tokens in the cache. token:
+    the one that is read next."""
 
     request: GenerationRequest
     index: int
     chooser: TokenChooser
+    source: Mapping[str, Array] = field(default_factory=dict)
     length: int = 0
     token: int = 0
     is_cancelled: bool = False
@@ -48,10 +52,13 @@ class DecoderRow:
 
 @dataclass
 class PromptReading:
-    """A prompt that is read, or waits to be: once, whatever the number of choices. past: of the tokens read so far."""
+    """A prompt that is read, or waits to be: once, whatever the number of choices. source: as the encoder made it.
+    past: of the tokens read so far."""
 
     request: GenerationRequest
+    tokens: tuple[int, ...]
     rows: list[DecoderRow]
+    source: Mapping[str, Array] = field(default_factory=dict)
     past: list[Array] = field(default_factory=list)
     read: int = 0
 
@@ -81,21 +88,30 @@ class OpenVinoDecoder(Generator):
         compute: Compute = "float32",
         tokenizer: Path | None = None,
         beside: OpenVinoGenAi | None = None,
+        generation: GenerationSettings | None = None,
+        longest: int = 0,
     ) -> None:
         """model: a decoder with a cache, in ONNX. context: the most tokens that it takes. cache_bytes: of the cache of
         all requests. tokenizer: its file, for grammars. beside: the engine that writes other requests with this model,
-        whose ledger counts these too; the model is then opened in the background, for the first request. Raises
+        whose ledger counts these too; the model is then opened in the background, for the first request. generation:
+        of an encoder-decoder, whose encoder lies beside the model; longest: the most tokens of its source. Raises
         RuntimeFailure where the graph or the engine refuses."""
         self.context = context
+        self._generation = generation and generation.model_copy(update={"repetition_penalty": 1.0})
+        self._start = () if generation is None else (generation.decoder_start_token_id,)
+        self._encoder: SourceEncoder | None = None
         self._opening: Future[OpenDecoder] | None = None
-        self._begin_opening = partial(begin_opening, model, context, threads, compute)
+        open_model = open_decoder if generation is None else partial(open_encoder_decoder, longest=longest)
+        self._begin_opening = partial(begin_opening, partial(open_model, model, context, threads, compute))
         if beside is None:
             self._opening = self._begin_opening()
             decoder = self._opening.result()
-            cache, self.vocabulary = decoder.rows.cache, decoder.vocabulary
+            numbers, self.vocabulary = decoder.numbers, decoder.vocabulary
+            self._encoder = decoder.encoder
+            self.source_tokens = 0 if decoder.encoder is None else decoder.encoder.tokens
         else:
-            cache, self.vocabulary = beside.cache, beside.vocabulary
-        blocks = cache_bytes // (COPIES * BLOCK_TOKENS * cache.numbers * 4)
+            numbers, self.vocabulary = beside.cache.numbers, beside.vocabulary
+        blocks = cache_bytes // (COPIES * BLOCK_TOKENS * numbers * 4)
         if not blocks and beside is None:
             raise RuntimeFailure(f"the cache of {cache_bytes} bytes holds no block of {BLOCK_TOKENS} tokens of {model}")
         self._capacity = BlockLedger(blocks, BLOCK_TOKENS)
@@ -104,10 +120,15 @@ class OpenVinoDecoder(Generator):
         self._prompts: deque[PromptReading] = deque()
         self._rows: list[DecoderRow] = []
         self._past: list[Array] = []
+        self._sources: Mapping[str, Array] = NO_SOURCE
         self._joining: list[JoiningRow] = []
 
     def add(self, request: GenerationRequest) -> None:
         check_prompt(request, self.vocabulary)
+        if (request.source is None) != (self._encoder is None):
+            raise InputError("an encoder-decoder needs a source, and no other model takes one")
+        if self._encoder is not None and request.source is not None:
+            self._encoder.check(request.source.arrays)
         sampling = request.sampling
         check_sampling(sampling, self.vocabulary)
         if len(request.prompt) + sampling.max_new_tokens > self.context:
@@ -115,11 +136,13 @@ class OpenVinoDecoder(Generator):
         self._capacity.check(request)
         match = self._match(request)
         self.ledger.hold(request)
-        rows = [
-            DecoderRow(request, index, TokenChooser(request, index, self.vocabulary, match and match.copy()))
+        tokens = (*self._start, *request.prompt)
+        choosers = [
+            TokenChooser(request, index, self.vocabulary, tokens, match and match.copy(), self._generation)
             for index in range(sampling.n)
         ]
-        self._prompts.append(PromptReading(request, rows))
+        rows = [DecoderRow(request, index, chooser) for index, chooser in enumerate(choosers)]
+        self._prompts.append(PromptReading(request, tokens, rows))
         self._opening = self._opening or self._begin_opening()
 
     def step(self) -> Sequence[TokenEvent]:
@@ -127,6 +150,8 @@ class OpenVinoDecoder(Generator):
             events = self._end_cancelled()
             if self._opening is None or not wait([self._opening], PAUSE).done:
                 return events
+            if (error := self._opening.exception()) is not None:
+                return [*events, *self._fail(error)]
             decoder = self._opening.result()
             return [*events, *self._write(decoder), *self._read(decoder)]
         except RuntimeFailure:
@@ -147,7 +172,7 @@ class OpenVinoDecoder(Generator):
         for row in self._list_rows():
             self._end(row)
         self._prompts.clear()
-        self._joining, self._rows, self._past = [], [], []
+        self._joining, self._rows, self._past, self._sources = [], [], [], NO_SOURCE
         if self._opening is not None:
             wait([self._opening])
             self._opening = None
@@ -175,6 +200,16 @@ class OpenVinoDecoder(Generator):
         self._prompts = deque(prompt for prompt in self._prompts if prompt.rows)
         return [TokenEvent(row.request.id, row.index, (), finish_reason="cancelled") for row in cancelled]
 
+    def _fail(self, error: BaseException) -> list[TokenEvent]:
+        """End what waits for the model, which was not opened; it is tried again for the next request."""
+        self._opening = None
+        rows = self._list_rows()
+        for row in rows:
+            self._end(row)
+        self._prompts.clear()
+        text = "the engine that these settings of sampling need cannot be opened: " + describe_error(error)
+        return [TokenEvent(row.request.id, row.index, (), finish_reason="failed", error=text) for row in rows]
+
     def _end(self, row: DecoderRow) -> None:
         row.is_done = True
         self.ledger.release(row.request.id, row.index)
@@ -186,7 +221,7 @@ class OpenVinoDecoder(Generator):
             return []
         ids = np.array([[row.token] for row in self._rows], np.int64)
         lengths = np.array([row.length for row in self._rows], np.int64)
-        logits, self._past = decoder.rows.run(ids, lengths, self._past)
+        logits, self._past = decoder.rows.run(ids, lengths, self._past, self._sources)
         for row in self._rows:
             row.length += 1
         return [self._choose(row, scores) for row, scores in zip(self._rows, logits, strict=True)]
@@ -210,18 +245,22 @@ class OpenVinoDecoder(Generator):
         rest = PIECE
         while rest > 0 and self._prompts and (self._prompts[0].read or self._has_room(self._prompts[0])):
             prompt = self._prompts[0]
-            piece = prompt.request.prompt[prompt.read : prompt.read + rest]
+            if self._encoder is not None and prompt.request.source is not None and not prompt.source:
+                prompt.source = self._encoder.encode(prompt.request.source.arrays)
+                rest -= prompt.request.source.tokens
+            piece = prompt.tokens[prompt.read : prompt.read + max(1, rest)]
             rest -= max(len(piece), LEAST_COST)
             ids, lengths = np.array([piece], np.int64), np.array([prompt.read], np.int64)
-            logits, prompt.past = decoder.prompts.run(ids, lengths, prompt.past or decoder.prompts.make_past(1, 0))
+            past = prompt.past or decoder.prompts.make_past(1, 0)
+            logits, prompt.past = decoder.prompts.run(ids, lengths, past, prompt.source)
             prompt.read += len(piece)
-            if prompt.read < len(prompt.request.prompt):
+            if prompt.read < len(prompt.tokens):
                 continue
             self._prompts.popleft()
             events += [self._choose(row, logits[0]) for row in prompt.rows]
             past = [array.copy() for array in prompt.past]
             for row in prompt.rows:
-                row.length = prompt.read
+                row.length, row.source = prompt.read, prompt.source
                 if not row.is_done:
                     self._joining.append(JoiningRow(row, past, 0))
         return events
@@ -229,7 +268,7 @@ class OpenVinoDecoder(Generator):
     def _has_room(self, prompt: PromptReading) -> bool:
         """Return whether the rows of a prompt fit beside the others, all padded to the longest that any may become."""
         rows = [*self._rows, *(joining.row for joining in self._joining), *prompt.rows]
-        lengths = [len(row.request.prompt) + row.request.sampling.max_new_tokens for row in rows if not row.is_done]
+        lengths = [row.request.length for row in rows if not row.is_done]
         return len(lengths) * max(lengths) <= self._capacity.total * BLOCK_TOKENS
 
     def _arrange(self, decoder: OpenDecoder) -> None:
@@ -240,15 +279,17 @@ class OpenVinoDecoder(Generator):
         batch = [each for each in (*staying, *self._joining) if not each.row.is_done]
         self._past = decoder.rows.arrange([(each.past, each.place, each.row.length) for each in batch])
         self._rows, self._joining = [each.row for each in batch], []
+        if self._encoder is not None and batch:
+            self._sources = self._encoder.join([row.source for row in self._rows])
 
 
-def begin_opening(model: Path, context: int, threads: int, compute: Compute) -> "Future[OpenDecoder]":
+def begin_opening(open_model: Callable[[], OpenDecoder]) -> "Future[OpenDecoder]":
     """Open a decoder in a thread of its own, so that others write meanwhile."""
     future: Future[OpenDecoder] = Future()
 
     def work() -> None:
         try:
-            future.set_result(open_decoder(model, context, threads, compute))
+            future.set_result(open_model())
         except BaseException as error:  # passed on to whoever asks for the result
             future.set_exception(error)
 

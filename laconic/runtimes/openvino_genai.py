@@ -57,6 +57,8 @@ class OpenVinoGenAi(Generator):
     Choices after the first of a request begin when that has read the prompt, whose blocks they then share.
     """
 
+    gives_scores = False
+
     def __init__(
         self,
         model: Path,

@@ -1,14 +1,18 @@
 """OpenVINO's two engines that write, of which each request gets the one that can."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from laconic.runtimes.generator import GenerationRequest, Generator, TokenEvent
+from laconic.errors import RuntimeFailure
+from laconic.runtimes.generator import GenerationRequest, Generator, GoldenToken, TokenEvent
 from laconic.runtimes.openvino_decoder import OpenVinoDecoder
 from laconic.runtimes.openvino_genai import OpenVinoGenAi
 from laconic.runtimes.runtime import Compute
 from laconic.runtimes.stateful_graph import PagingRefused
+from laconic.runtimes.token_proof import count_differing, may_differ
+from laconic.tasks.generation_settings import GenerationSettings
 
 
 class OpenVinoGenerator(Generator):
@@ -24,25 +28,39 @@ class OpenVinoGenerator(Generator):
         threads: int = 1,
         compute: Compute = "float32",
         tokenizer: Path | None = None,
+        generation: Mapping[str, Any] | None = None,
+        longest: int = 0,
+        golden: Sequence[GoldenToken] = (),
     ) -> None:
         """model: a decoder with a cache, in ONNX. context: the most tokens that it takes. cache_bytes: of the cache of
-        all requests, for each of the two. tokenizer: its file, for grammars. Raises RuntimeFailure."""
+        all requests, for each of the two. tokenizer: its file, for grammars. generation, longest: of an
+        encoder-decoder, as `OpenVinoDecoder` takes them, the settings as in their file. golden: what the model must
+        write; an engine that does not is not used. Raises RuntimeFailure."""
+        options: dict[str, Any] = {
+            "context": context,
+            "cache_bytes": cache_bytes,
+            "threads": threads,
+            "compute": compute,
+        }
+        parsed = None if generation is None else GenerationSettings.model_validate(generation)
         self._paged: OpenVinoGenAi | None = None
-        with suppress(PagingRefused):
-            self._paged = OpenVinoGenAi(
-                model, context=context, cache_bytes=cache_bytes, threads=threads, compute=compute
-            )
+        if parsed is None:
+            with suppress(PagingRefused):
+                self._paged = OpenVinoGenAi(model, **options)
+        if self._paged is not None and (wrong := count_differing(self._paged, golden)) > may_differ(golden):
+            self.note = f"{wrong} of {len(golden)} golden tokens differ with paged attention, which is not used"
+            self._paged.close()
+            self._paged = None
         self._decoder = OpenVinoDecoder(
-            model,
-            context=context,
-            cache_bytes=cache_bytes,
-            threads=threads,
-            compute=compute,
-            tokenizer=tokenizer,
-            beside=self._paged,
+            model, **options, tokenizer=tokenizer, beside=self._paged, generation=parsed, longest=longest
         )
+        if self._paged is None and (wrong := count_differing(self._decoder, golden)) > may_differ(golden):
+            raise RuntimeFailure(
+                f"OpenVINO computes {model.name} wrongly on this machine: {wrong} of {len(golden)} golden tokens differ"
+            )
         self._engines = [engine for engine in (self._paged, self._decoder) if engine is not None]
         self.ledger = self._decoder.ledger
+        self.source_tokens = self._decoder.source_tokens
 
     def add(self, request: GenerationRequest) -> None:
         engine = self._decoder if self._paged is None or request.sampling.needs_logits else self._paged

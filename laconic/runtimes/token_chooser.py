@@ -4,6 +4,7 @@ Scores are changed in the order of transformers and vLLM: biases, grammar, penal
 temperature, top_k, top_p, min_p.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,7 @@ from laconic.arrays import Array
 from laconic.errors import InputError
 from laconic.runtimes.generator import FinishReason, GenerationRequest, Sampling
 from laconic.runtimes.grammar import GrammarMatch
+from laconic.tasks.generation_settings import GenerationSettings, keep_only
 
 COLDEST = 1e-3
 """The least temperature that tokens are drawn with: below it the likeliest has all of the probability anyway."""
@@ -29,14 +31,28 @@ class ChosenToken:
 
 
 class TokenChooser:
-    """Chooses the tokens of one choice of a request. match: of its grammar, if it has one."""
+    """Chooses the tokens of one choice of a request.
 
-    def __init__(self, request: GenerationRequest, index: int, vocabulary: int, match: GrammarMatch | None) -> None:
+    prompt: the tokens before it. match: of its grammar, if it has one. settings: of an encoder-decoder, which says what
+    an answer begins with and what it never holds; its repetition penalty is the request's.
+    """
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        index: int,
+        vocabulary: int,
+        prompt: Sequence[int],
+        match: GrammarMatch | None,
+        settings: GenerationSettings | None = None,
+    ) -> None:
         self.sampling = request.sampling
         self._match = match
+        self._settings = settings
+        self._tokens = list(prompt)
         self._random = np.random.default_rng((request.sampling.seed + index) % 2**64)
         self._seen = np.zeros(vocabulary, bool)
-        self._seen[list(request.prompt)] = True
+        self._seen[self._tokens] = True
         self._counts = np.zeros(vocabulary, np.int64)
         self._written = 0
 
@@ -52,6 +68,7 @@ class TokenChooser:
         self._written += 1
         self._seen[token] = True
         self._counts[token] += 1
+        self._tokens.append(token)
         if self._match is not None:
             self._match.add(token)
         reason: FinishReason | None = "length" if self._written >= sampling.max_new_tokens else None
@@ -62,6 +79,8 @@ class TokenChooser:
     def _adjust(self, scores: Array) -> Array:
         """Apply what depends on the text so far, in place."""
         sampling = self.sampling
+        if self._settings is not None:
+            scores = self._restrict(scores, self._settings)
         for token, bias in sampling.logit_bias:
             scores[token] += bias
         if self._match is not None:
@@ -73,6 +92,13 @@ class TokenChooser:
         if sampling.frequency_penalty or sampling.presence_penalty:
             scores -= sampling.frequency_penalty * self._counts + sampling.presence_penalty * (self._counts > 0)
         return scores
+
+    def _restrict(self, scores: Array, settings: GenerationSettings) -> Array:
+        """Leave the tokens that the settings of a model allow next."""
+        forced = settings.find_forced(len(self._tokens) - 1)
+        if forced is not None:
+            return np.asarray(keep_only(scores[None], [forced])[0])
+        return np.asarray(settings.restrict(scores[None], np.array([self._tokens]))[0], np.float64)
 
     def _draw(self, scores: Array) -> int:
         """Draw a token from what the settings leave."""

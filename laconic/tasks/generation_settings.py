@@ -97,16 +97,23 @@ class GenerationSettings(BaseModel):
         )
 
     def choose(self, logits: Array, written: Array) -> Array:
-        """Choose the next token of each row that is not forced, [rows] int64, in the order of transformers' logits
-        processors.
+        """Choose the next token of each row that is not forced, [rows] int64. logits, written: as `restrict` takes
+        them."""
+        return np.asarray(self.restrict(logits, written).argmax(axis=1), np.int64)
+
+    def restrict(self, logits: Array, written: Array) -> Array:
+        """Return the scores of the next token of each row that is not forced, as transformers' logits processors leave
+        them, in their order.
 
         logits: [rows, vocabulary] float. written: the tokens so far, the start token first, [rows, tokens] int64.
         """
         new = written.shape[1] - 1 - self.begin
-        if new < 0:
-            languages = np.array(self.languages)
-            return np.asarray(languages[logits[:, languages].argmax(axis=1)], np.int64)
         scores = np.array(logits, np.float32)
+        if new < 0:
+            others = np.ones(scores.shape[1], bool)
+            others[list(self.languages)] = False
+            scores[:, others] = -np.inf
+            return scores
         if self.repetition_penalty != 1:
             seen = np.take_along_axis(scores, written, axis=1)
             changed = np.where(seen < 0, seen * self.repetition_penalty, seen / self.repetition_penalty)
@@ -123,7 +130,7 @@ class GenerationSettings(BaseModel):
         scores[:, list(self.suppress_tokens)] = -np.inf
         if new == (0 if self.forced_bos_token_id is None else 1):
             scores[:, list(self.begin_suppress_tokens)] = -np.inf
-        return np.asarray(scores.argmax(axis=1), np.int64)
+        return scores
 
 
 def keep_only(scores: Array, ids: list[int]) -> Array:

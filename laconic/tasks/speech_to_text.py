@@ -30,7 +30,6 @@ TEXT = "text"
 LANGUAGE = "language"
 """The column of the language of a row, as `en`."""
 
-
 TIMESTAMP = re.compile(r"<\|\d+\.\d+\|>")
 """A token of Whisper that tells a time in the recording; no special one."""
 
@@ -170,7 +169,11 @@ class SpeechToText(WrittenText, TranscribedRecording):
         return {FEATURES: features} | self.encode_targets([target for _, target in pairs])
 
     def write(self, ids: Sequence[int]) -> str:
-        return TIMESTAMP.sub("", super().write(ids)).strip()
+        return self.drop_times(super().write(ids)).strip()
+
+    def drop_times(self, text: str) -> str:
+        """Return a text without the times in it."""
+        return TIMESTAMP.sub("", text)
 
     def scorer(self, outputs: Arrays, labels: Sequence[Any]) -> Scorer:
         begin = self.settings.begin

@@ -25,13 +25,15 @@ from laconic.errors import INTERRUPTS, ArtifactError, LaconicError
 from laconic.hashing import digest_file
 from laconic.runtimes.generator import GenerationRequest, Generator, Sampling
 from serve.generation.generation_job import GenerationJob
+from serve.generation.packed_inputs import unpack_golden, unpack_inputs
 from serve.workers.child_process import bind_to_parent, report_failure
 
 HEARTBEAT = 1.0
 """Seconds between two heartbeats."""
 
 Command = dict[str, Any]
-"""`{"add": {"id": ..., "prompt": [...], "sampling": {...}}}` or `{"cancel": [request, choice or null]}`."""
+"""`{"add": {"id": ..., "prompt": [...], "sampling": {...}, "source": ...}}` or `{"cancel": [request, choice or
+null]}`."""
 
 
 def main() -> None:
@@ -63,8 +65,10 @@ def work(control: socket.socket, lines: BufferedReader, job: GenerationJob) -> N
         return
     commands: SimpleQueue[Command] = SimpleQueue()
     threading.Thread(target=receive, args=(lines, commands), daemon=True).start()
-    capacity = {"blocks": generator.ledger.total, "block_tokens": generator.ledger.block_tokens}
-    control.sendall(orjson.dumps(capacity) + b"\n")
+    ledger = generator.ledger
+    report: dict[str, Any] = {"blocks": ledger.total, "block_tokens": ledger.block_tokens}
+    report |= {"source_tokens": generator.source_tokens, "note": generator.note}
+    control.sendall(orjson.dumps(report) + b"\n")
     write(generator, commands, control)
 
 
@@ -80,6 +84,9 @@ def open_generator(job: GenerationJob) -> Generator:
         threads=job.threads,
         compute=job.compute,
         tokenizer=Path(job.tokenizer),
+        generation=job.generation,
+        longest=job.longest,
+        golden=unpack_golden(job.golden),
     )
     return generator
 
@@ -125,8 +132,9 @@ def obey(generator: Generator, commands: "SimpleQueue[Command]") -> list[Any]:
         sampling = request["sampling"]
         sampling["stop_token_ids"] = tuple(sampling["stop_token_ids"])
         sampling["logit_bias"] = tuple((token, bias) for token, bias in sampling["logit_bias"])
+        source = unpack_inputs(request["source"])
         try:
-            generator.add(GenerationRequest(request["id"], tuple(request["prompt"]), Sampling(**sampling)))
+            generator.add(GenerationRequest(request["id"], tuple(request["prompt"]), Sampling(**sampling), source))
         except LaconicError as error:
             refusals.append({"id": request["id"], **report_failure(error)})
 

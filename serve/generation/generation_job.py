@@ -1,13 +1,17 @@
 """What a generation worker opens."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
 class GenerationJob:
     """What a generation worker opens. engine: a generator's name. model, tokenizer: the paths of a graph and of its
     tokenizer's file, which the server has checked against their manifest; manifest: the path of that, and digest: its
-    digest then. context: the most tokens of a text. cache_bytes: of the cache of all requests."""
+    digest then. context: the most tokens of a text. cache_bytes: of the cache of all requests. generation, longest: of
+    an encoder-decoder: how it writes, and the most tokens of a source. golden: tokens that the engine must write,
+    packed."""
 
     engine: str
     model: str
@@ -18,3 +22,6 @@ class GenerationJob:
     cache_bytes: int
     threads: int
     compute: str
+    generation: Mapping[str, Any] | None = None
+    longest: int = 0
+    golden: Sequence[Any] = ()

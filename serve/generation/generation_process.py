@@ -44,8 +44,8 @@ class GenerationProcess:
             self._control.sendall(orjson.dumps(command) + b"\n")
 
     def wait_until_open(self) -> dict[str, Any]:
-        """Wait until the model is open; return `blocks` and `block_tokens`. Raises the error of the worker,
-        RuntimeFailure where it died."""
+        """Wait until the model is open; return `blocks`, `block_tokens`, `source_tokens` and `note`, as those of a
+        generator. Raises the error of the worker, RuntimeFailure where it died."""
         return receive_report(self._control, self.process)
 
     def follow(self, silence: float, deliver: Callable[[list[Any]], None]) -> str:

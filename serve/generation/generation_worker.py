@@ -13,11 +13,12 @@ from dataclasses import asdict
 from typing import Any
 
 from laconic.errors import NotReady
-from laconic.runtimes.generator import BlockLedger, GenerationRequest, Sampling, TokenEvent
+from laconic.runtimes.generator import BlockLedger, EncoderInputs, GenerationRequest, Sampling, TokenEvent
 from serve.generation.admission import Admission
 from serve.generation.generation_job import GenerationJob
 from serve.generation.generation_process import GenerationProcess
 from serve.generation.generation_statistics import GenerationStatistics
+from serve.generation.packed_inputs import pack_inputs
 from serve.generation.token_stream import TokenEvents, TokenStream
 from serve.workers.child_process import ERRORS
 from serve.workers.supervisor import Report, Supervisor
@@ -33,7 +34,7 @@ class GenerationWorker:
     """Writes in a worker process. Used from one event loop, and closed from any thread.
 
     watchdog: seconds; crashes: in a row, after which the worker is not started again; most_waiting: requests that may
-    wait for room in the cache.
+    wait for room in the cache. source_tokens: as that of the generator.
     """
 
     def __init__(self, job: GenerationJob, *, watchdog: float, crashes: int, most_waiting: int) -> None:
@@ -41,6 +42,7 @@ class GenerationWorker:
         self.statistics = GenerationStatistics()
         self.admission = Admission(BlockLedger(0, 1), most_waiting)
         self.most_waiting = most_waiting
+        self.source_tokens = 0
         self._silence = SILENCE * watchdog
         self._crashes = crashes
         self._ids = itertools.count()
@@ -66,6 +68,9 @@ class GenerationWorker:
             raise
         assert report is not None  # nobody else has the worker yet, and could close it
         worker.admission.ledger = BlockLedger(report["blocks"], report["block_tokens"])
+        worker.source_tokens = report["source_tokens"]
+        if report["note"]:
+            log.warning("%s: %s", job.model, report["note"])
         return worker
 
     @property
@@ -85,23 +90,31 @@ class GenerationWorker:
         return None if process is None else process.process.pid
 
     async def begin(
-        self, prompt: tuple[int, ...], sampling: Sampling, timeout: float, events: TokenEvents, key: str = ""
+        self,
+        prompt: tuple[int, ...],
+        sampling: Sampling,
+        timeout: float,
+        events: TokenEvents,
+        key: str = "",
+        source: EncoderInputs | None = None,
     ) -> TokenStream:
         """Begin to write, once there is room in the cache; the stream is to be cancelled if it is not read to its end.
         timeout: seconds that the request may wait. events: where what is written goes. key: the name of whose it is.
+        source: what an encoder-decoder reads.
 
         Raises InputError for what can never fit, Overloaded, DeadlineExceeded, and NotReady while no engine runs.
         """
         self._loop = asyncio.get_running_loop()
         if self._reason:
             raise WorkerLost(self._reason, self._restart_at - time.monotonic())
-        request = GenerationRequest(next(self._ids), prompt, sampling)
+        request = GenerationRequest(next(self._ids), prompt, sampling, source)
         stream = TokenStream(request, self._cancel, events)
         await self.admission.enter(request, timeout, key)
         stream.began = time.monotonic_ns()
         self._streams[request.id] = stream
-        self.statistics.prompt_tokens += len(prompt)
-        self._send({"add": {"id": request.id, "prompt": prompt, "sampling": asdict(sampling)}})
+        self.statistics.prompt_tokens += request.read_tokens
+        packed = {"id": request.id, "prompt": prompt, "sampling": asdict(sampling), "source": pack_inputs(source)}
+        self._send({"add": packed})
         return stream
 
     def close(self) -> None:
@@ -171,13 +184,16 @@ class GenerationWorker:
             if isinstance(event, dict):
                 self._refuse(event)
             elif (stream := self._streams.get(event[0])) is not None:
-                request_id, choice, tokens, logprobs, reason, likeliest = event
+                request_id, choice, tokens, logprobs, reason, likeliest, error = event
                 self._count(stream, choice, len(tokens), now)
                 if reason is not None:
                     stream.open_choices.discard(choice)
                     self.admission.release(request_id, choice, (now - stream.began) * 1e-9)
                     if not stream.open_choices:
                         del self._streams[request_id]
+                if error:
+                    stream.put(NotReady(error))
+                    continue
                 top = tuple(tuple((token, logprob) for token, logprob in each) for each in likeliest)
                 stream.put(TokenEvent(request_id, choice, tuple(tokens), tuple(logprobs), reason, top))
 

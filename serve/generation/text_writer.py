@@ -8,8 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 from tokenizers import Tokenizer
 
 from laconic.errors import InputError
-from laconic.runtimes.generator import Sampling
-from laconic.tasks.processing import ServedTask
+from laconic.runtimes.generator import EncoderInputs, Sampling
 from serve.generation.generation_worker import GenerationWorker
 from serve.generation.token_stream import TokenEvents, TokenStream, read_event
 from serve.generation.written_choice import TextPiece, WrittenChoice
@@ -53,19 +52,20 @@ class LengthSettings(Protocol):
 
 
 @runtime_checkable
-class WritingTask(Protocol):
-    """What is asked of the task of a language model that writes."""
+class TokenTask(Protocol):
+    """What is asked of the task of every model that writes."""
 
     tokenizer: Tokenizer
-    chat: RenderedChat | None
     settings: LengthSettings
-    max_tokens: int
     vocabulary: int
 
 
-def find_writing_task(task: ServedTask) -> WritingTask | None:
-    """Return the task of a model that writes as such; None for any other."""
-    return task if isinstance(task, WritingTask) else None
+@runtime_checkable
+class WritingTask(TokenTask, Protocol):
+    """What is asked of the task of a language model that writes."""
+
+    chat: RenderedChat | None
+    max_tokens: int
 
 
 class WrittenAnswer:
@@ -95,7 +95,7 @@ class WrittenAnswer:
     @property
     def prompt_tokens(self) -> int:
         """The number of tokens of the prompts."""
-        return sum(len(stream.request.prompt) for stream in self._streams.values())
+        return sum(stream.request.read_tokens for stream in self._streams.values())
 
     async def pieces(self) -> AsyncGenerator[TextPiece, None]:
         """Yield what can be shown, as it comes, until every choice has ended. Raises what ends a request early."""
@@ -124,18 +124,55 @@ class WrittenAnswer:
             stream.cancel()
 
 
-class TextWriter:
-    """Writes answers with one model. worker: its engine. task: its tokenizer, template and settings."""
+class TokenWriter:
+    """Writes with one model. worker: its engine. task: its tokenizer and settings."""
 
-    def __init__(self, worker: GenerationWorker, task: WritingTask) -> None:
+    def __init__(self, worker: GenerationWorker, task: TokenTask) -> None:
         self.worker = worker
-        self.chat = task.chat
         self.settings = task.settings
-        self.context = task.max_tokens
         self.vocabulary = task.vocabulary
         self.tokenizer = Tokenizer.from_str(task.tokenizer.to_str())
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
+
+    async def begin(
+        self,
+        requests: Sequence[tuple[tuple[int, ...], EncoderInputs | None, Sampling]],
+        *,
+        timeout: float,
+        key: str = "",
+        stops: Sequence[str] = (),
+        shown: Mapping[int, str] | None = None,
+    ) -> WrittenAnswer:
+        """Begin an answer to requests, each a prompt with what an encoder reads and its sampling, one after the other.
+        timeout: seconds that each may wait for its turn. key: the name of whose they are. stops: strings that end a
+        choice. shown: special tokens that are text. Raises what `GenerationWorker.begin` raises."""
+        events: TokenEvents = asyncio.Queue()
+        answer = WrittenAnswer(events)
+        try:
+            for prompt, source, sampling in requests:
+                sampling = replace(sampling, stop_token_ids=tuple(self.settings.eos_token_id))
+                stream = await self.worker.begin(prompt, sampling, timeout, events, key, source)
+                answer.add(stream, self.tokenizer, stops, shown or {})
+        except BaseException:
+            answer.close()
+            raise
+        return answer
+
+    def close(self) -> None:
+        """End the engine."""
+        self.worker.close()
+
+
+class TextWriter(TokenWriter):
+    """Writes behind texts. context: the most tokens of a prompt with its answer. chat: the model's template."""
+
+    def __init__(
+        self, worker: GenerationWorker, task: TokenTask, context: int, chat: RenderedChat | None = None
+    ) -> None:
+        super().__init__(worker, task)
+        self.context = context
+        self.chat = chat
 
     def require_chat(self) -> RenderedChat:
         """Return the chat template. Raises InputError where there is none."""
@@ -176,6 +213,10 @@ class TextWriter:
             )
         return asked or min(room, self.settings.max_new_tokens)
 
+    def divide(self, prompt: tuple[int, ...]) -> tuple[tuple[int, ...], EncoderInputs | None]:
+        """Return what the engine's text follows, and what an encoder reads."""
+        return prompt, None
+
     async def write(
         self,
         prompts: Sequence[tuple[tuple[int, ...], Sampling]],
@@ -185,21 +226,6 @@ class TextWriter:
         key: str = "",
         shown: Mapping[int, str] | None = None,
     ) -> WrittenAnswer:
-        """Begin an answer to prompts, each with its sampling, one after the other. stops: strings that end a choice.
-        timeout: seconds that each may wait for its turn. key: the name of whose they are. shown: special tokens that
-        are text. Raises what `GenerationWorker.begin` raises."""
-        events: TokenEvents = asyncio.Queue()
-        answer = WrittenAnswer(events)
-        try:
-            for prompt, sampling in prompts:
-                sampling = replace(sampling, stop_token_ids=tuple(self.settings.eos_token_id))
-                stream = await self.worker.begin(prompt, sampling, timeout, events, key)
-                answer.add(stream, self.tokenizer, stops, shown or {})
-        except BaseException:
-            answer.close()
-            raise
-        return answer
-
-    def close(self) -> None:
-        """End the engine."""
-        self.worker.close()
+        """Begin an answer to prompts, each with its sampling; the rest as `begin` takes it."""
+        requests = [(*self.divide(prompt), sampling) for prompt, sampling in prompts]
+        return await self.begin(requests, timeout=timeout, key=key, stops=stops, shown=shown)

@@ -35,7 +35,7 @@ class Embed(SampleEndpoint[EmbeddingRequest]):
 
     pattern = re.compile(r"/v1/embeddings")
 
-    def read_request(self, content: Any) -> EmbeddingRequest:
+    def read_request(self, match: re.Match[str], content: Any) -> EmbeddingRequest:
         if not isinstance(content, dict):
             raise InputError(f"the request must be an object, not {type(content).__name__}")
         if unknown := sorted(set(content) - set(PARAMETERS)):

@@ -1,4 +1,4 @@
-"""The POST routes of a model, as raw ASGI: what inference on tensors and on samples have in common.
+"""The POST routes as raw ASGI: what those of a model in the path, and those of a model in the body, have in common.
 
 FastAPI's routing alone costs 2.7 times the whole of this, and a BaseHTTPMiddleware would hide that a client hung up.
 """
@@ -7,14 +7,17 @@ import asyncio
 import re
 import time
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from laconic.errors import INTERRUPTS, InputError, NotReady, UsageError
-from serve.asgi.body import read_body
+from serve.asgi.body import read_body, read_json
 from serve.asgi.wire import CLOSE, Answer, ClientGone, Headers, Receive, Scope, Send, WhileConnected, to_answer
+from serve.http.event_stream import EventStream
 from serve.model_repository.model import Model
 from serve.model_repository.repository import Repository
 from serve.requests.memory_budget import MemoryBudget, Reservation
+from serve.requests.offload import OFFLOAD_FROM, offload
 from serve.settings.server_settings import Settings
 
 TIMEOUT = re.compile(rb"\d{1,9}(\.\d{1,20})?")
@@ -108,6 +111,88 @@ class ModelEndpoint(Endpoint):
         finally:
             model.users -= 1
         model.statistics.count_success(started)
+        return answer
+
+
+class NamesModel(Protocol):
+    """A request that names its model."""
+
+    @property
+    def model(self) -> str:
+        """The name."""
+
+
+Request = TypeVar("Request", bound=NamesModel)
+
+
+@dataclass
+class ModelCall(Generic[Request]):
+    """A request to a model, which counts among those under way until `end`. started: `time.monotonic_ns`. is_long:
+    whether its body is so long that it is worked on off the event loop."""
+
+    request: Request
+    model: Model
+    scope: Scope
+    receive: Receive
+    reservation: Reservation
+    started: int
+    is_long: bool
+
+    @property
+    def timeout(self) -> float | None:
+        """The seconds that the request may wait, if it says so. Raises InputError."""
+        return read_timeout(dict(self.scope["headers"]))
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Count the request. error: that it ended with."""
+        self.model.users -= 1
+        if error is None:
+            self.model.statistics.count_success(self.started)
+        else:
+            self.model.statistics.count_failure(self.started, error)
+
+
+class BodyEndpoint(Endpoint, Generic[Request]):
+    """Answers requests whose bodies say which model is asked, and what."""
+
+    @abstractmethod
+    def read_request(self, match: re.Match[str], content: Any) -> Request:
+        """Read a request. match: its path. content: of its body. Raises InputError."""
+
+    @abstractmethod
+    async def respond(self, call: ModelCall[Request]) -> Answer:
+        """Answer a request to a model that is ready; a stream ends the call by itself. Raises what goes wrong."""
+
+    async def read_content(self, body: bytes, headers: Headers, reservation: Reservation) -> Any:
+        """Read what a body holds. Raises InputError."""
+        return await read_json(body, self.settings, reservation)
+
+    def find_model(self, match: re.Match[str], request: Request) -> Model:
+        """Find the model that is asked. Raises UnknownModel."""
+        return self.repository.get(request.model)
+
+    async def _answer(self, match: re.Match[str], scope: Scope, receive: Receive, reservation: Reservation) -> Answer:
+        headers = dict(scope["headers"])
+        body = await read_body(headers, receive, self.settings.max_body, reservation)
+        started = time.monotonic_ns()
+        long = len(body) > OFFLOAD_FROM
+        async with WhileConnected(scope, receive):
+            content = await self.read_content(body, headers, reservation)
+            if long:
+                request = await offload(self.read_request, match, content, long=True)
+            else:
+                request = self.read_request(match, content)
+            model = self.find_model(match, request)
+            model.users += 1
+            call = ModelCall(request, model, scope, receive, reservation, started, long)
+            try:
+                model.check_ready()
+                answer = await self.respond(call)
+            except BaseException as error:
+                call.end(error)
+                raise
+        if not isinstance(answer, EventStream):
+            call.end()
         return answer
 
 

@@ -1,18 +1,15 @@
 """OpenAI's routes for text: `POST /v1/chat/completions` and `POST /v1/completions`."""
 
 import re
-import time
 from abc import abstractmethod
 from collections.abc import AsyncGenerator
-from functools import partial
 from typing import Any, ClassVar
 
 from laconic.errors import LaconicError
-from serve.asgi.body import read_body, read_json
-from serve.asgi.wire import Answer, Receive, Scope, WhileConnected, to_json
+from serve.asgi.wire import Answer, to_json
 from serve.generation.text_writer import TextWriter, WrittenAnswer
 from serve.generation.written_choice import TextPiece, join_pieces
-from serve.http.endpoint import Endpoint, read_timeout
+from serve.http.endpoint import BodyEndpoint, ModelCall
 from serve.http.event_stream import EVENTS, EventStream
 from serve.model_repository.model import Model
 from serve.openai.chat_request import ChatRequest
@@ -20,19 +17,14 @@ from serve.openai.completion_request import CompletionRequest
 from serve.openai.openai_shape import InvalidParameter, describe_openai_error, to_openai_answer
 from serve.openai.text_answer import AnswerFormat, ChatFormat, CompletionFormat, format_usage
 from serve.openai.text_request import TextRequest
-from serve.requests.memory_budget import Reservation
 from serve.requests.offload import offload
-from serve.security.keys import CALLER, count_rows
+from serve.security.keys import count_rows, name_caller
 
 
-class TextEndpoint(Endpoint):
+class TextEndpoint(BodyEndpoint[TextRequest]):
     """Texts, written token by token. done: what ends a stream."""
 
     done: ClassVar[bytes] = b""
-
-    @abstractmethod
-    def read_request(self, match: re.Match[str], content: Any) -> TextRequest:
-        """Read a request. match: its path. content: its body. Raises InputError."""
 
     @abstractmethod
     def make_format(self, request: TextRequest, model: Model, writer: TextWriter) -> AnswerFormat:
@@ -42,53 +34,32 @@ class TextEndpoint(Endpoint):
     def describe_error(self, public: LaconicError) -> Any:
         """Describe an error to a client, JSON-ready."""
 
-    def find_model(self, match: re.Match[str], request: TextRequest) -> Model:
-        """Find the model that is asked. Raises UnknownModel."""
-        return self.repository.get(request.model)
-
-    async def _answer(self, match: re.Match[str], scope: Scope, receive: Receive, reservation: Reservation) -> Answer:
-        headers = dict(scope["headers"])
-        body = await read_body(headers, receive, self.settings.max_body, reservation)
-        started = time.monotonic_ns()
-        async with WhileConnected(scope, receive):
-            request = self.read_request(match, await read_json(body, self.settings, reservation))
-            model = self.find_model(match, request)
-            writer = find_writer(model)
-            end = partial(self._end, model, started)
-            model.users += 1
-            try:
-                timeout = read_timeout(headers) or self.settings.deadline
-                answer = await self._begin(request, model, writer, timeout)
-                shape = self.make_format(request, model, writer)
-                pieces = request.read_pieces(answer, writer)
-                if not request.stream:
-                    content = await collect(answer, pieces, shape)
-            except BaseException as error:
-                end(error)
-                raise
+    async def respond(self, call: ModelCall[TextRequest]) -> Answer:
+        request = call.request
+        writer = find_writer(call.model)
+        answer = await self._begin(request, writer, call.timeout or self.settings.deadline)
+        shape = self.make_format(request, call.model, writer)
+        pieces = request.read_pieces(answer, writer)
         if not request.stream:
-            end(None)
-            return Answer(to_json(content))
+            return Answer(to_json(await collect(answer, pieces, shape)))
 
         def finish(error: BaseException | None) -> None:
             answer.close()
-            end(error)
+            call.end(error)
 
-        events = stream(answer, pieces, shape, request.choices * request.prompts)
         return EventStream(
             b"",
             content_type=EVENTS,
-            scope=scope,
-            receive=receive,
-            events=events,
+            scope=call.scope,
+            receive=call.receive,
+            events=stream(answer, pieces, shape, request.choices * request.prompts),
             end=finish,
             done=self.done,
             describe_error=self.describe_error,
         )
 
-    async def _begin(self, request: TextRequest, model: Model, writer: TextWriter, timeout: float) -> WrittenAnswer:
+    async def _begin(self, request: TextRequest, writer: TextWriter, timeout: float) -> WrittenAnswer:
         """Begin to write an answer. timeout: seconds that the request may wait. Raises what goes wrong."""
-        model.check_ready()
         if request.prompts > (most := self.settings.max_rows):
             raise InvalidParameter(
                 "prompt", f"there are {request.prompts} prompts, and this server takes {most} at once"
@@ -97,22 +68,8 @@ class TextEndpoint(Endpoint):
         # Off the event loop: a long prompt takes the tokenizer milliseconds, a template runs code of its own, and a
         # grammar is compiled.
         prompts = await offload(request.prepare, writer)
-        caller = CALLER.get()
-        return await writer.write(
-            prompts,
-            request.stops,
-            timeout=timeout,
-            key="" if caller is None else caller.name,
-            shown=request.find_shown(writer),
-        )
-
-    def _end(self, model: Model, started: int, error: BaseException | None) -> None:
-        """Count a request that has ended. error: that it ended with."""
-        model.users -= 1
-        if error is None:
-            model.statistics.count_success(started)
-        else:
-            model.statistics.count_failure(started, error)
+        shown = request.find_shown(writer)
+        return await writer.write(prompts, request.stops, timeout=timeout, key=name_caller(), shown=shown)
 
 
 class OpenAiText(TextEndpoint):
@@ -153,9 +110,9 @@ class Completions(OpenAiText):
 
 def find_writer(model: Model) -> TextWriter:
     """Return what writes with a model. Raises InvalidParameter for one that does something else."""
-    if model.writer is None:
+    if model.text_writer is None:
         raise InvalidParameter("model", f"model {model.name!r} does {model.task.name}, and writes no texts")
-    return model.writer
+    return model.text_writer
 
 
 async def collect(answer: WrittenAnswer, pieces: AsyncGenerator[TextPiece, None], shape: AnswerFormat) -> Any:

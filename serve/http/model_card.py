@@ -25,8 +25,8 @@ def describe_model(model: Model) -> dict[str, Any]:
         "size": format_bytes(model.artifact.size),
         "verdict": describe_verdict(model.verdict, str(model.task.metric)),
         "form": describe_form(model),
-        "writes": model.writer is not None,
-        "chat": model.writer is not None and model.writer.chat is not None,
+        "writes": model.text_writer is not None,
+        "chat": model.text_writer is not None and model.text_writer.chat is not None,
         "report": (model.artifact.path / REPORT).is_file(),
     }
 

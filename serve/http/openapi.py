@@ -86,7 +86,7 @@ def describe(app: FastAPI, repository: Repository) -> dict[str, Any]:
                     parameter["schema"] |= describe_parameter(parameter["name"], models)
             operation["responses"] |= refer_to_errors("OpenAI" if path.startswith("/v1/") else "V2")
     schema["components"] = {"responses": describe_errors()}
-    if any(model.writer is not None or model.task.ranks for model in models):
+    if any(model.text_writer is not None or model.task.ranks for model in models):
         schema["components"]["schemas"] = describe_parts_of_requests()
     paths |= {path: {"post": operation} for path, operation in describe_models(models)}
     return schema
@@ -114,7 +114,7 @@ def describe_models(models: list[Model]) -> Iterator[tuple[str, dict[str, Any]]]
         yield "/v1/rerank", with_errors(describe_rerank(ranking), "OpenAI")
     if transcribing := [model for model in newest.values() if isinstance(model.task, TranscribingTask)]:
         yield "/v1/audio/transcriptions", with_errors(describe_transcription(transcribing), "OpenAI")
-    if writing := [model for model in newest.values() if model.writer is not None]:
+    if writing := [model for model in newest.values() if model.text_writer is not None]:
         chat = {"messages": [{"role": "user", "content": "Hello."}]}
         yield (
             "/v1/chat/completions",

@@ -15,7 +15,7 @@ class Rerank(SampleEndpoint[RerankRequest]):
 
     pattern = re.compile(r"/v1/rerank")
 
-    def read_request(self, content: Any) -> RerankRequest:
+    def read_request(self, match: re.Match[str], content: Any) -> RerankRequest:
         return RerankRequest.read(content)
 
     def choose_values(self, request: RerankRequest, model: Model) -> list[Any]:

@@ -1,23 +1,34 @@
 """OpenAI's transcriptions of recordings: `POST /v1/audio/transcriptions`."""
 
 import re
-import time
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from serve.asgi.body import read_body
-from serve.asgi.wire import Answer, Receive, Scope, WhileConnected, to_json
-from serve.http.endpoint import Endpoint, read_timeout
+from laconic.errors import DataError, InputError
+from serve.asgi.wire import Answer, Headers, to_json
+from serve.generation.recording_writer import RecordingWriter
+from serve.http.endpoint import BodyEndpoint, ModelCall
+from serve.http.event_stream import EVENTS, EventStream
 from serve.http.task_endpoint import read_fields
 from serve.model_repository.model import Model
-from serve.openai.openai_shape import InvalidParameter, to_openai_answer
-from serve.openai.transcription_request import Segment, TranscribingTask, TranscriptionRequest, format_segments
+from serve.openai.openai_shape import InvalidParameter, describe_openai_error, to_openai_answer
+from serve.openai.transcription_request import (
+    DividedPart,
+    Segment,
+    TranscribingTask,
+    TranscriptionRequest,
+    format_segments,
+)
 from serve.requests.memory_budget import Reservation
 from serve.requests.offload import offload
+from serve.security.keys import count_rows, name_caller
 
 TEXT = b"text/plain; charset=utf-8"
+Pieces = AsyncGenerator[tuple[int, str], None]
+"""The text of a recording as it is written: each piece with the number of its part."""
 
 
-class Transcribe(Endpoint):
+class Transcribe(BodyEndpoint[TranscriptionRequest]):
     """What is said in a recording of any length, which is divided where it is quiet."""
 
     pattern = re.compile(r"/v1/audio/transcriptions")
@@ -25,31 +36,79 @@ class Transcribe(Endpoint):
     def refuse(self, error: BaseException) -> Answer:
         return to_openai_answer(error)
 
-    async def _answer(self, match: re.Match[str], scope: Scope, receive: Receive, reservation: Reservation) -> Answer:
-        headers = dict(scope["headers"])
-        body = await read_body(headers, receive, self.settings.max_body, reservation)
-        started = time.monotonic_ns()
-        async with WhileConnected(scope, receive):
-            fields = await read_fields(body, headers.get(b"content-type", b""))
-            request = TranscriptionRequest.read(choose_values(fields))
-            model = self.repository.get(request.model)
-            task = find_task(model)
-            model.users += 1
-            try:
-                model.check_ready()
-                parts = await offload(task.divide_recording, request.file, long=True)
-                reservation.add(sum(part.nbytes for part in parts))  # a file may be a thousandth of its waveform
-                prediction = await model.predict([part.sample for part in parts], timeout=read_timeout(headers))
-            except BaseException as error:
-                model.statistics.count_failure(started, error)
-                raise
-            finally:
-                model.users -= 1
-            model.statistics.count_success(started)
-            pairs = zip(parts, prediction.answers, strict=True)
-            segments = [Segment(part.start, part.end, answer["text"]) for part, answer in pairs]
-            content = format_segments(segments, request.response_format)
-            return Answer(content.encode(), content_type=TEXT) if isinstance(content, str) else Answer(to_json(content))
+    async def read_content(self, body: bytes, headers: Headers, reservation: Reservation) -> Any:
+        return choose_values(await read_fields(body, headers.get(b"content-type", b"")))
+
+    def read_request(self, match: re.Match[str], content: Any) -> TranscriptionRequest:
+        return TranscriptionRequest.read(content)
+
+    async def respond(self, call: ModelCall[TranscriptionRequest]) -> Answer:
+        request, model = call.request, call.model
+        task = find_task(model)
+        prefix = find_prefix(request, model)
+        parts = await offload(task.divide_recording, request.file, long=True)
+        call.reservation.add(sum(part.nbytes for part in parts))  # a file may be a thousandth of its waveform
+        if request.is_stream:
+            pieces = self._write(call, parts, prefix)
+            first = await anext(pieces, None)  # what goes wrong before it has a status of its own
+            return EventStream(
+                b"",
+                content_type=EVENTS,
+                scope=call.scope,
+                receive=call.receive,
+                events=stream(first, pieces),
+                end=call.end,
+                done=b"",
+                describe_error=describe_openai_error,
+            )
+        if request.heat or prefix:
+            texts = [""] * len(parts)
+            async for number, text in self._write(call, parts, prefix):
+                texts[number] += text
+        else:
+            prediction = await model.predict([part.sample for part in parts], timeout=call.timeout)
+            texts = [answer["text"] for answer in prediction.answers]
+        segments = [Segment(part.start, part.end, text) for part, text in zip(parts, texts, strict=True)]
+        content = format_segments(segments, request.response_format)
+        return Answer(content.encode(), content_type=TEXT) if isinstance(content, str) else Answer(to_json(content))
+
+    def _write(
+        self, call: ModelCall[TranscriptionRequest], parts: Sequence[DividedPart], prefix: tuple[int, ...]
+    ) -> Pieces:
+        """Write parts down, token by token where the model does. Raises InputError for more than the server takes."""
+        samples, writer = [part.sample for part in parts], call.model.writer
+        if len(samples) > (most := self.settings.max_rows):
+            raise InputError(f"the recording has {len(samples)} parts, and this server takes {most} at once")
+        if not isinstance(writer, RecordingWriter):
+            return predict_each(call.model, samples, call.timeout)
+        count_rows(len(samples))
+        timeout = call.timeout or self.settings.deadline
+        return writer.write(samples, prefix=prefix, temperature=call.request.heat, timeout=timeout, key=name_caller())
+
+
+async def predict_each(model: Model, samples: Sequence[Any], timeout: float | None) -> Pieces:
+    """Yield the text of each part as a whole."""
+    for number, sample in enumerate(samples):
+        prediction = await model.predict([sample], timeout=timeout)
+        yield number, prediction.answers[0]["text"]
+
+
+async def stream(first: tuple[int, str] | None, pieces: Pieces) -> AsyncGenerator[dict[str, str], None]:
+    """Yield the events of a transcript. first: the first of the pieces."""
+    whole, last = "", -1
+    piece = first
+    try:
+        while piece is not None:
+            number, text = piece
+            delta = f" {text}" if whole and number != last and text else text
+            last = number
+            if delta:
+                whole += delta
+                yield {"type": "transcript.text.delta", "delta": delta}
+            piece = await anext(pieces, None)
+        yield {"type": "transcript.text.done", "text": whole}
+    finally:
+        await pieces.aclose()
 
 
 def find_task(model: Model) -> TranscribingTask:
@@ -57,6 +116,24 @@ def find_task(model: Model) -> TranscribingTask:
     if not isinstance(model.task, TranscribingTask):
         raise InvalidParameter("model", f"model {model.name!r} does {model.task.name}, and writes no recordings down")
     return model.task
+
+
+def find_prefix(request: TranscriptionRequest, model: Model) -> tuple[int, ...]:
+    """Find the tokens that the text begins with where the request names its language; none where it does not. Raises
+    InvalidParameter for what the model does not do."""
+    writer, generation = model.writer, model.task.generation
+    if not isinstance(writer, RecordingWriter) and request.heat:
+        raise InvalidParameter("temperature", "'temperature' must be 0: with this model the likeliest text is written")
+    if not request.language:
+        return ()
+    if not isinstance(writer, RecordingWriter) or generation is None or not generation.languages:
+        raise InvalidParameter("language", "'language' is not supported: this model has its own. Leave it out")
+    try:
+        return writer.task.find_prefix(request.language)
+    except DataError:
+        raise InvalidParameter(
+            "language", f"the model does not know the language {request.language[:40]!r}. Give its code, such as 'en'"
+        ) from None
 
 
 def choose_values(fields: dict[str, list[Any]]) -> dict[str, Any]:

@@ -1,17 +1,23 @@
 """Opens artifacts as models: in the server's own process, or in workers."""
 
+import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.artifact_signature import check_signature
+from laconic.artifacts.golden_tokens import choose_golden_tokens
 from laconic.artifacts.manifest import MANIFEST, check_manifest_exists
-from laconic.errors import CorruptArtifact
+from laconic.errors import CorruptArtifact, MissingPackage, RuntimeFailure
 from laconic.hashing import digest_file
 from serve.generation.generation_job import GenerationJob
 from serve.generation.generation_worker import GenerationWorker
-from serve.generation.text_writer import TextWriter, find_writing_task
+from serve.generation.packed_inputs import pack_golden
+from serve.generation.recording_writer import RecordingWriter, SpeechTask
+from serve.generation.source_writer import SourceWriter, TextSourceTask
+from serve.generation.text_writer import TextWriter, TokenTask, TokenWriter, WritingTask
 from serve.model_repository.artifact_sources import read_signer
 from serve.model_repository.backend import Backend
 from serve.model_repository.model import Model
@@ -21,6 +27,8 @@ from serve.workers.devices import assign_gpus, list_gpus
 from serve.workers.engine_job import EngineJob
 from serve.workers.engine_sessions import EngineSessions
 from serve.workers.worker_pool import WatchdogLimits, WorkerPool
+
+log = logging.getLogger("laconic.serve")
 
 TINY = 1e-3
 """Seconds for one sample, below which a model runs in the server's own process: a worker takes 0.1 to 0.3 ms of
@@ -90,14 +98,49 @@ READER = "openvino"
 """The engine whose graphs it reads best; those of others have operators of their own."""
 
 
-def open_writer(artifact: Artifact, settings: Settings, name: str, digest: str) -> TextWriter | None:
-    """Open the engine of a model that writes; return None for any other. digest: of the manifest.
+def open_writer(artifact: Artifact, settings: Settings, name: str, digest: str) -> TokenWriter | None:
+    """Open the engine of a model that writes token by token; return None for any other, and for an encoder-decoder
+    that this engine refuses, whose answers are then written as a whole. digest: of the manifest.
 
-    Raises MissingPackage, and RuntimeFailure where the engine refuses the graph.
+    Raises MissingPackage, and RuntimeFailure where the engine refuses the graph of a language model.
     """
-    task = find_writing_task(artifact.task())
-    if task is None:
+    task = artifact.task()
+    if isinstance(task, WritingTask):
+        worker = open_worker(artifact, settings, name, digest, context=task.max_tokens)
+        return TextWriter(worker, task, task.max_tokens, task.chat)
+    if task.generation is None or not isinstance(task, TokenTask):
         return None
+    recordings = task if isinstance(task, SpeechTask) else None
+    longest = task.max_tokens if isinstance(task, TextSourceTask) else 0
+    if recordings is None and not longest:
+        return None
+    try:
+        worker = open_worker(
+            artifact,
+            settings,
+            name,
+            digest,
+            context=task.generation.max_new_tokens,
+            generation=task.generation.model_dump(mode="json"),
+            longest=longest,
+        )
+    except (RuntimeFailure, MissingPackage) as error:
+        log.warning("%s writes its answers as a whole, not token by token: %s", name, error)
+        return None
+    return SourceWriter(worker, task, longest) if recordings is None else RecordingWriter(worker, task, recordings)
+
+
+def open_worker(
+    artifact: Artifact,
+    settings: Settings,
+    name: str,
+    digest: str,
+    *,
+    context: int,
+    generation: Mapping[str, Any] | None = None,
+    longest: int = 0,
+) -> GenerationWorker:
+    """Open a model in a generation worker. context, generation, longest: as `GenerationJob` has them."""
     placements = artifact.manifest.placements
     placement = next((each for each in placements if each.runtime == READER), placements[0])
     executors, threads = settings.parallelism(name)
@@ -107,15 +150,17 @@ def open_writer(artifact: Artifact, settings: Settings, name: str, digest: str) 
         tokenizer=str((artifact.path / TOKENIZER).resolve()),
         manifest=str((artifact.path / MANIFEST).resolve()),
         digest=digest,
-        context=task.max_tokens,
+        context=context,
         cache_bytes=settings.kv_cache,
         threads=executors * threads,
         compute=placement.compute if placement.runtime == READER else "float32",
+        generation=generation,
+        longest=longest,
+        golden=pack_golden(choose_golden_tokens(artifact.golden(placement))),
     )
-    worker = GenerationWorker.open(
+    return GenerationWorker.open(
         job, watchdog=settings.watchdog, crashes=settings.max_crashes, most_waiting=settings.max_waiting
     )
-    return TextWriter(worker, task)
 
 
 TOKENS_PER_WATCH = 32

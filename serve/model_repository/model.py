@@ -20,7 +20,7 @@ from serve.batching.batcher import Batcher
 from serve.batching.fair_queue import Flow, Item
 from serve.batching.layout import Cap, Layout, Part
 from serve.batching.statistics import Statistics
-from serve.generation.text_writer import TextWriter
+from serve.generation.text_writer import TextWriter, TokenWriter
 from serve.model_repository.backend import Backend
 from serve.observation.tracing import trace_parts, trace_step
 from serve.requests.offload import offload
@@ -48,7 +48,7 @@ class Model:
     """Runs inference on tensors (`infer`) and on samples (`predict`). Owns the backend that runs its batches.
 
     digest: of the artifact's manifest. note: why this engine was opened, where there was a choice. users: requests that
-    are under way, for which the model stays open. writer: writes texts token by token; None where the model does not.
+    are under way, for which the model stays open. writer: writes token by token; None where the model does not.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Model:
         name: str,
         version: str,
         digest: str,
-        writer: TextWriter | None = None,
+        writer: TokenWriter | None = None,
     ) -> None:
         manifest = artifact.manifest
         self.settings = settings
@@ -94,6 +94,11 @@ class Model:
             statistics=self.statistics,
             inline=backend.local and runs_inline(backend.sessions[0], artifact),
         )
+
+    @property
+    def text_writer(self) -> TextWriter | None:
+        """What writes with the model behind a text, if it reads one."""
+        return self.writer if isinstance(self.writer, TextWriter) else None
 
     def check_ready(self) -> None:
         """Raise NotReady while no engine runs the model."""

@@ -46,26 +46,32 @@ class TranscriptionRequest(RequestBody):
     file: bytes = Field(min_length=1)
     response_format: Format = "json"
     timestamp_granularities: list[Literal["segment"]] | None = Field(None, alias="timestamp_granularities[]")
-    temperature: str | None = None
-    stream: str | None = None
+    temperature: str | None = Field(None, pattern=r"^[0-9]{0,2}(\.[0-9]{0,20})?$")
+    stream: Literal["", "true", "True", "false", "False"] | None = None
     language: str | None = None
     prompt: str | None = None
 
     def refuse_unsupported(self) -> None:
-        if self.temperature and self.temperature.strip("0") not in ("", "."):
-            raise InvalidParameter("temperature", "'temperature' must be 0: the likeliest text is written")
-        if self.stream not in (None, "", "false", "False"):
-            raise InvalidParameter("stream", "'stream' is not supported: the text is written as a whole")
-        if self.language:
-            raise InvalidParameter(
-                "language", "'language' is not supported: it is that of the model, or found by it. Leave it out"
-            )
+        if self.heat > 1:
+            raise InvalidParameter("temperature", "'temperature' does not fit: it is between 0 and 1")
+        if self.is_stream and self.response_format not in ("json", "text"):
+            raise InvalidParameter("response_format", "a stream has no response_format but 'json' and 'text'")
         if self.prompt:
             raise InvalidParameter("prompt", "'prompt' is not supported. Leave it out")
         if self.timestamp_granularities and self.response_format != "verbose_json":
             raise InvalidParameter(
                 "timestamp_granularities[]", "'timestamp_granularities[]' needs response_format=verbose_json"
             )
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the text is sent while it is written."""
+        return self.stream in ("true", "True")
+
+    @property
+    def heat(self) -> float:
+        """The temperature."""
+        return float(f"0{self.temperature or ''}")
 
 
 @dataclass(frozen=True)

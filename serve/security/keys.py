@@ -104,6 +104,12 @@ def count_rows(rows: int) -> None:
         caller.count_rows(rows)
 
 
+def name_caller() -> str:
+    """Return the name of whoever sent the current request; empty without keys."""
+    caller = CALLER.get()
+    return "" if caller is None else caller.name
+
+
 class Keyring:
     """Callers by their keys. Only digests of the keys are kept. before: keys that are replaced; whoever has the same
     name keeps its counts and what is left of its rates."""
