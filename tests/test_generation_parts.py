@@ -309,7 +309,7 @@ def test_a_chat_that_does_not_fit_is_refused_with_the_name_of_the_field(
         ({"prompt": ["a", 5]}, "prompt"),
         ({"prompt": [[1], "a"]}, "prompt"),
         ({"logprobs": 6}, "logprobs"),
-        ({"echo": True, "logprobs": 0}, "echo"),
+        ({"max_tokens": 0}, "max_tokens"),
         ({"suffix": "end"}, "suffix"),
         ({"best_of": 2}, "best_of"),
         ({"messages": []}, "messages"),

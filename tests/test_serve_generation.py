@@ -12,8 +12,9 @@ from typing import Any
 
 import openai
 import pytest
+import torch
 from artifacts import write_artifact
-from chat_models import ANSWERS, CONTEXT, COUNT, EMOJI, open_chat_model, render
+from chat_models import ANSWERS, CONTEXT, COUNT, EMOJI, make_tokenizer, open_chat_model, render
 from schemathesis import GenerationMode
 from served import Running, eventually, running
 from test_serve_openapi import try_requests
@@ -361,3 +362,32 @@ def test_a_stream_that_the_end_of_the_server_cuts_says_so(artifact: Path) -> Non
             text = "\n".join(lines)
     assert "the server stopped before this answer was whole" in text
     assert "[DONE]" not in text
+
+
+def test_an_echo_has_the_scores_of_its_prompt(shared: Path, server: Running, client: openai.OpenAI) -> None:
+    """lm-evaluation-harness reads likelihoods from it."""
+    model, _ = open_chat_model(shared)
+    prompts = [make_tokenizer().encode(render("say b")).ids, [3, 80, 77, *range(20, 40)] * 11]
+    for most in (0, 1):
+        answer = client.completions.create(
+            model="chat", prompt=prompts, echo=True, logprobs=2, max_tokens=most, temperature=0
+        )
+        for choice, prompt in zip(answer.choices, prompts, strict=True):
+            ids = torch.tensor([prompt])
+            with torch.inference_mode():
+                scores = model(input_ids=ids).logits[0].log_softmax(-1)
+            expected = scores[:-1].gather(1, ids[0, 1:, None])[:, 0].tolist()
+            scored = choice.logprobs
+            assert scored is not None
+            first, *logprobs = scored.token_logprobs or []
+            assert first is None
+            assert logprobs[: len(expected)] == pytest.approx(expected, abs=1e-3)
+            assert (scored.top_logprobs or [])[0] is None
+            best = [max(each.values()) for each in (scored.top_logprobs or [])[1 : len(prompt)]]
+            assert best == pytest.approx(scores[:-1].max(-1).values.tolist(), abs=1e-3)
+            offsets = scored.text_offset or []
+            assert offsets == sorted(offsets)
+            assert offsets[-1] <= len(choice.text)
+            assert len(offsets) in (len(prompt), len(prompt) + most)
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == most * len(prompts)

@@ -17,6 +17,8 @@ from laconic.runtimes.stateful_graph import find_key, find_pasts, is_product, re
 
 PADDING = "padding"
 """The input that is added to the scores: [batch, 1, 1, past + tokens], 0 or `HIDING`."""
+KEPT = "kept"
+"""The input that says of which token on, counted from the end, logits are computed: [1], -1 for the last alone."""
 HIDING = -1e9
 """Added to the scores of padding, whose share is then 0, in BF16 too; less may overflow beside a mask of the graph."""
 PASSING = ("Add", "Convert", "Divide", "Multiply", "Tanh")
@@ -24,8 +26,8 @@ PASSING = ("Add", "Convert", "Divide", "Multiply", "Tanh")
 
 
 def read_batched(path: Path) -> "tuple[ov.Model, list[ov.op.Parameter]]":
-    """Read a decoder with a cache, and add the input `padding`; its logits are those of the last tokens alone, [batch,
-    1, vocabulary]. Return it with the inputs that hold the cache. Raises RuntimeFailure for a graph that is no such
+    """Read a decoder with a cache, and add the input `padding`; its logits are those of the last tokens, [batch, kept,
+    vocabulary]. Return it with the inputs that hold the cache. Raises RuntimeFailure for a graph that is no such
     decoder, or whose attention is not found."""
     graph = read_graph(path)
     pasts = find_pasts(graph, path)
@@ -70,8 +72,8 @@ def is_attention(node: "ov.Node") -> bool:
 
 
 def keep_last(graph: "ov.Model") -> None:
-    """Compute the logits of the last tokens alone: in front of the product that makes them where that is found, so that
-    a long prompt takes neither the time nor the memory of all."""
+    """Compute the logits of the last tokens alone, as many as the input `kept` says: in front of the product that makes
+    them where that is found, so that a long prompt takes neither the time nor the memory of all."""
     place = graph.output(LOGITS).get_node().input(0)
     node = place.get_source_output().get_node()
     while node.get_type_name() in PASSING and node.get_output_partial_shape(0).rank == ov.Dimension(3):
@@ -81,8 +83,11 @@ def keep_last(graph: "ov.Model") -> None:
         node = node.input_value(0).get_node()
     if is_product(node, transposed=True) and node.input_value(0).get_partial_shape().rank == ov.Dimension(3):
         place = node.input(0)
-    bounds = (opset.constant(np.array([value], np.int64)) for value in (-1, np.iinfo(np.int64).max, 1, 1))
-    place.replace_source_output(opset.slice(place.get_source_output(), *bounds).output(0))
+    kept = opset.parameter([1], ov.Type.i64, name=KEPT)
+    kept.output(0).get_tensor().set_names({KEPT})
+    bounds = (opset.constant(np.array([value], np.int64)) for value in (np.iinfo(np.int64).max, 1, 1))
+    place.replace_source_output(opset.slice(place.get_source_output(), kept, *bounds).output(0))
+    graph.add_parameters([kept])
 
 
 def share_heads(product: "ov.Node") -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from laconic.arrays import Array
 from laconic.errors import RuntimeFailure
-from laconic.runtimes.batched_graph import HIDING, PADDING, read_batched
+from laconic.runtimes.batched_graph import HIDING, KEPT, PADDING, read_batched
 from laconic.runtimes.decoder_file import LOGITS, encoder_of, past_name, present_name
 from laconic.runtimes.encoder_decoder_graph import SHIFT, read_encoder_decoder
 from laconic.runtimes.openvino import HINTS, OpenVino, core, ov
@@ -46,11 +46,17 @@ class DecoderRequests:
         self._read = {name for each in compiled.inputs for name in each.get_names()}
 
     def run(
-        self, ids: Array, lengths: Array, past: Sequence[Array], source: Mapping[str, Array] = NO_SOURCE
+        self,
+        ids: Array,
+        lengths: Array,
+        past: Sequence[Array],
+        source: Mapping[str, Array] = NO_SOURCE,
+        kept: int = 1,
     ) -> tuple[Array, list[Array]]:
         """Read tokens behind the past of each row, [rows, tokens]. lengths: of the rows' past, whose tokens are at its
-        end. source: what an encoder made of the rows' sources. Return the logits of the last tokens, [rows,
-        vocabulary], and the new past; both are overwritten by the next call but one."""
+        end. source: what an encoder made of the rows' sources. kept: tokens, from the last one, of which the logits are
+        computed. Return these, [rows, kept, vocabulary], and the new past; both are overwritten by the next call but
+        one."""
         self._requests.reverse()
         self._buffers.reverse()
         request = self._requests[0]
@@ -62,10 +68,10 @@ class DecoderRequests:
         presents = [self._place(index, rows, width + tokens) for index in range(len(self._presents))]
         for output, present in zip(self._presents, presents, strict=True):
             request.set_tensor(output, ov.Tensor(present, shared_memory=True))
-        inputs = {IDS: ids, DECODER_INPUT_IDS: ids, PADDING: padding, **places, **source}
+        inputs = {IDS: ids, DECODER_INPUT_IDS: ids, PADDING: padding, KEPT: np.array([-kept]), **places, **source}
         inputs |= {past_name(index): array for index, array in enumerate(past)}
         request.infer({name: array for name, array in inputs.items() if name in self._read}, share_inputs=True)
-        return request.get_tensor(self._logits).data[:, 0], presents
+        return request.get_tensor(self._logits).data, presents
 
     def arrange(self, rows: Sequence[tuple[Sequence[Array], int, int]]) -> list[Array]:
         """Make a batch of rows. rows: for each the past that it is in, its place there and its length. Return its past,

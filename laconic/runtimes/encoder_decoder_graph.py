@@ -24,7 +24,7 @@ SHAPE = "ShapeOf"
 
 def read_encoder_decoder(path: Path) -> "tuple[ov.Model, list[ov.op.Parameter]]":
     """Read the decoder of an encoder-decoder, and add the inputs `padding` and, where it reads positions, `shift`; its
-    logits are those of the last tokens alone. Return it with the inputs that hold the cache. Raises RuntimeFailure for
+    logits are those of the last tokens. Return it with the inputs that hold the cache. Raises RuntimeFailure for
     a graph that is no such decoder, or whose attention is not found."""
     graph = read_graph(path)
     inputs = {parameter.get_friendly_name(): parameter for parameter in graph.get_parameters()}

@@ -24,7 +24,8 @@ class Sampling:
     it; presence_penalty: once, if it has it. logit_bias: added to the scores of tokens. seed: the same seed draws the
     same tokens; choice i of `n` draws with seed + i. stop_token_ids: a choice ends with any of these. logprobs: whether
     events hold the logarithm of the probability that the model gave each token; top_logprobs: of how many of the
-    likeliest tokens too. grammar: what the choice's text must match, a grammar of llguidance; empty without one.
+    likeliest tokens too. prompt_logprobs: whether there are such of the prompt's tokens too. grammar: what the choice's
+    text must match, a grammar of llguidance; empty without one.
     """
 
     max_new_tokens: int
@@ -41,14 +42,14 @@ class Sampling:
     n: int = 1
     logprobs: bool = False
     top_logprobs: int = 0
+    prompt_logprobs: bool = False
     grammar: str = ""
 
     @property
     def needs_logits(self) -> bool:
         """Whether tokens are chosen in a way that takes all of the model's scores, which some engines keep inside."""
-        return bool(
-            self.frequency_penalty or self.presence_penalty or self.logit_bias or self.top_logprobs or self.grammar
-        )
+        scored = self.top_logprobs or self.prompt_logprobs
+        return bool(self.frequency_penalty or self.presence_penalty or self.logit_bias or scored or self.grammar)
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,8 @@ class GoldenToken:
 class TokenEvent:
     """The tokens that one step added to one choice of a request. logprobs: of each, where they were asked for;
     top_logprobs: of each, the likeliest tokens with theirs, likeliest first. finish_reason: None unless these are the
-    choice's last. error: why it failed, if it did."""
+    choice's last. error: why it failed, if it did. prompt_scores: with the first of a choice, where they were asked
+    for: of each token of the prompt behind the first, its logprob and the likeliest tokens."""
 
     request_id: int
     choice: int
@@ -103,6 +105,7 @@ class TokenEvent:
     finish_reason: FinishReason | None = None
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
     error: str = ""
+    prompt_scores: tuple[tuple[float, tuple[tuple[int, float], ...]], ...] = ()
 
 
 def check_prompt(request: GenerationRequest, vocabulary: int) -> None:

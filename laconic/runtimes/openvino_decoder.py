@@ -5,7 +5,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from laconic.runtimes.grammar import GrammarMatch, GrammarTokens
 from laconic.runtimes.openvino_genai import OpenVinoGenAi
 from laconic.runtimes.runtime import Compute
 from laconic.runtimes.source_encoder import SourceEncoder
-from laconic.runtimes.token_chooser import TokenChooser, check_sampling
+from laconic.runtimes.token_chooser import TokenChooser, check_sampling, measure_token
 from laconic.tasks.generation_settings import GenerationSettings
 
 BLOCK_TOKENS = 32
@@ -53,14 +53,21 @@ class DecoderRow:
 @dataclass
 class PromptReading:
     """A prompt that is read, or waits to be: once, whatever the number of choices. source: as the encoder made it.
-    past: of the tokens read so far."""
+    past: of the tokens read so far. scores: of its tokens behind the first, as events have them."""
 
     request: GenerationRequest
     tokens: tuple[int, ...]
     rows: list[DecoderRow]
     source: Mapping[str, Array] = field(default_factory=dict)
     past: list[Array] = field(default_factory=list)
+    scores: list[tuple[float, tuple[tuple[int, float], ...]]] = field(default_factory=list)
     read: int = 0
+
+    def score(self, logits: Array) -> None:
+        """Score the tokens that follow those just read. logits: of these, [tokens, vocabulary]."""
+        following = self.tokens[self.read - len(logits) + 1 : self.read + 1]
+        pairs = zip(logits, following, strict=False)  # nothing follows the last one
+        self.scores += [measure_token(row, token, self.request.sampling) for row, token in pairs]
 
 
 @dataclass(frozen=True)
@@ -224,7 +231,7 @@ class OpenVinoDecoder(Generator):
         logits, self._past = decoder.rows.run(ids, lengths, self._past, self._sources)
         for row in self._rows:
             row.length += 1
-        return [self._choose(row, scores) for row, scores in zip(self._rows, logits, strict=True)]
+        return [self._choose(row, scores) for row, scores in zip(self._rows, logits[:, 0], strict=True)]
 
     def _choose(self, row: DecoderRow, logits: Array) -> TokenEvent:
         """Choose the next token of a row, which may end with it."""
@@ -252,12 +259,16 @@ class OpenVinoDecoder(Generator):
             rest -= max(len(piece), LEAST_COST)
             ids, lengths = np.array([piece], np.int64), np.array([prompt.read], np.int64)
             past = prompt.past or decoder.prompts.make_past(1, 0)
-            logits, prompt.past = decoder.prompts.run(ids, lengths, past, prompt.source)
+            kept = len(piece) if prompt.request.sampling.prompt_logprobs else 1
+            logits, prompt.past = decoder.prompts.run(ids, lengths, past, prompt.source, kept)
             prompt.read += len(piece)
+            if prompt.request.sampling.prompt_logprobs:
+                prompt.score(logits[0])
             if prompt.read < len(prompt.tokens):
                 continue
             self._prompts.popleft()
-            events += [self._choose(row, logits[0]) for row in prompt.rows]
+            first = [self._choose(row, logits[0, -1]) for row in prompt.rows]
+            events += [replace(event, prompt_scores=tuple(prompt.scores)) for event in first]
             past = [array.copy() for array in prompt.past]
             for row in prompt.rows:
                 row.length, row.source = prompt.read, prompt.source

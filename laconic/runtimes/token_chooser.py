@@ -74,7 +74,7 @@ class TokenChooser:
         reason: FinishReason | None = "length" if self._written >= sampling.max_new_tokens else None
         if token in sampling.stop_token_ids or (self._match is not None and self._match.is_complete):
             reason = "stop"
-        return ChosenToken(token, *self._measure(logits, token), reason)
+        return ChosenToken(token, *measure_token(logits, token, sampling), reason)
 
     def _adjust(self, scores: Array) -> Array:
         """Apply what depends on the text so far, in place."""
@@ -108,18 +108,19 @@ class TokenChooser:
         place = int(np.searchsorted(sums, self._random.random() * sums[-1], side="right"))
         return int(tokens[min(place, len(tokens) - 1)])
 
-    def _measure(self, logits: Array, token: int) -> tuple[float, tuple[tuple[int, float], ...]]:
-        """Return the logarithm of the probability that the model itself gave a token, and those of the likeliest, where
-        they are asked for."""
-        count = min(self.sampling.top_logprobs, len(logits))
-        if not count and not self.sampling.logprobs:
-            return 0.0, ()
-        scores = logits.astype(np.float64)
-        scores -= scores.max()
-        scores -= np.log(np.exp(scores).sum())
-        places = np.argpartition(scores, -count)[-count:] if count else np.empty(0, np.int64)
-        places = places[np.lexsort((places, -scores[places]))]
-        return float(scores[token]), tuple((int(place), float(scores[place])) for place in places)
+
+def measure_token(logits: Array, token: int, sampling: Sampling) -> tuple[float, tuple[tuple[int, float], ...]]:
+    """Return the logarithm of the probability that the model itself gave a token, and those of the likeliest, where
+    they are asked for. logits: [vocabulary]."""
+    count = min(sampling.top_logprobs, len(logits))
+    if not count and not sampling.logprobs:
+        return 0.0, ()
+    scores = logits.astype(np.float64)
+    scores -= scores.max()
+    scores -= np.log(np.exp(scores).sum())
+    places = np.argpartition(scores, -count)[-count:] if count else np.empty(0, np.int64)
+    places = places[np.lexsort((places, -scores[places]))]
+    return float(scores[token]), tuple((int(place), float(scores[place])) for place in places)
 
 
 def share_out(scores: Array, sampling: Sampling) -> Array:

@@ -184,7 +184,7 @@ class GenerationWorker:
             if isinstance(event, dict):
                 self._refuse(event)
             elif (stream := self._streams.get(event[0])) is not None:
-                request_id, choice, tokens, logprobs, reason, likeliest, error = event
+                request_id, choice, tokens, logprobs, reason, likeliest, error, scores = event
                 self._count(stream, choice, len(tokens), now)
                 if reason is not None:
                     stream.open_choices.discard(choice)
@@ -194,8 +194,7 @@ class GenerationWorker:
                 if error:
                     stream.put(NotReady(error))
                     continue
-                top = tuple(tuple((token, logprob) for token, logprob in each) for each in likeliest)
-                stream.put(TokenEvent(request_id, choice, tuple(tokens), tuple(logprobs), reason, top))
+                stream.put(TokenEvent(request_id, choice, tokens, logprobs, reason, likeliest, prompt_scores=scores))
 
     def _count(self, stream: TokenStream, choice: int, tokens: int, now: int) -> None:
         if tokens:

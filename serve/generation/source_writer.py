@@ -20,6 +20,8 @@ class TextSourceTask(Protocol):
 class SourceWriter(TextWriter):
     """Writes with an encoder-decoder that reads texts: a prompt is its source. context: the most tokens of that."""
 
+    scores_prompts = False
+
     def limit(self, prompt: Sequence[int], asked: int | None) -> int:
         """Return the most tokens of an answer. asked: by the request, if it does. Raises ContextOverflow for a source
         that is longer than the model reads, and for an answer longer than it writes."""

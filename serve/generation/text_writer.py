@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from tokenizers import Tokenizer
 
@@ -11,7 +11,7 @@ from laconic.errors import InputError
 from laconic.runtimes.generator import EncoderInputs, Sampling
 from serve.generation.generation_worker import GenerationWorker
 from serve.generation.token_stream import TokenEvents, TokenStream, read_event
-from serve.generation.written_choice import TextPiece, WrittenChoice
+from serve.generation.written_choice import TextPiece, TokenLogprob, WrittenChoice, score_prompt
 from serve.requests.public_errors import ContextOverflow
 
 
@@ -111,6 +111,19 @@ class WrittenAnswer:
                 self._streams[event.request_id].cancel(event.choice)
             yield piece
 
+    def score_prompt(self, index: int, tokenizer: Tokenizer) -> list[TokenLogprob]:
+        """Return the tokens of the prompt before a choice that has begun, with their scores. index: among all."""
+        for (request, _), choice in self._choices.items():
+            if choice.index == index:
+                return score_prompt(tokenizer, self._streams[request].request.prompt, choice.prompt_scores)
+        raise IndexError(index)
+
+    def forget(self, index: int) -> None:
+        """Do not count what was written at a choice. index: among all."""
+        for choice in self._choices.values():
+            if choice.index == index:
+                choice.tokens = 0
+
     def end(self, index: int) -> None:
         """Have the engine write no further at one choice. index: among all choices."""
         for (request, number), choice in self._choices.items():
@@ -166,6 +179,9 @@ class TokenWriter:
 
 class TextWriter(TokenWriter):
     """Writes behind texts. context: the most tokens of a prompt with its answer. chat: the model's template."""
+
+    scores_prompts: ClassVar[bool] = True
+    """Whether the model gives the tokens of a prompt probabilities."""
 
     def __init__(
         self, worker: GenerationWorker, task: TokenTask, context: int, chat: RenderedChat | None = None

@@ -12,11 +12,11 @@ from serve.generation.detokenizer import Detokenizer, StopMatcher
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """A token of a text with the logarithm of its probability. start: where in the text its characters begin.
-    likeliest: the likeliest tokens in its place with theirs, where they were asked for."""
+    """A token of a text with the logarithm of its probability, which the first of a prompt has not. start: where in the
+    text its characters begin. likeliest: the likeliest tokens in its place with theirs, where they were asked for."""
 
     token: int
-    logprob: float
+    logprob: float | None
     start: int
     likeliest: Sequence[tuple[int, float]] = ()
 
@@ -60,11 +60,23 @@ def join_pieces(pieces: Sequence[TextPiece]) -> TextPiece:
     )
 
 
+def score_prompt(
+    tokenizer: Tokenizer, prompt: Sequence[int], scores: Sequence[tuple[float, Sequence[tuple[int, float]]]]
+) -> list[TokenLogprob]:
+    """Return the tokens of a prompt with their scores, of which the first has none."""
+    detokenizer, start, scored = Detokenizer(tokenizer), 0, []
+    for token, (logprob, likeliest) in zip(prompt, [(None, ()), *scores], strict=True):
+        scored.append(TokenLogprob(token, logprob, start, likeliest))
+        start += len(detokenizer.add(token))
+    return scored
+
+
 @dataclass
 class WrittenChoice:
     """A choice that is being written.
 
     tokens: the number that were written up to its end, stop tokens and those of a stop string included.
+    prompt_scores: as those of the first event.
     """
 
     index: int
@@ -73,6 +85,7 @@ class WrittenChoice:
     stop_token_ids: frozenset[int]
     tokens: int = 0
     is_finished: bool = False
+    prompt_scores: Sequence[tuple[float, Sequence[tuple[int, float]]]] = ()
     _decoded: int = 0
     _shown: int = 0
     _logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -94,6 +107,7 @@ class WrittenChoice:
     def add(self, event: TokenEvent) -> TextPiece | None:
         """Add what a step wrote; return what can be shown, None where nothing can yet."""
         text = ""
+        self.prompt_scores = self.prompt_scores or event.prompt_scores
         for place, token in enumerate(event.token_ids):
             self.tokens += 1
             if token in self.stop_token_ids:

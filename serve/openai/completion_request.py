@@ -1,12 +1,14 @@
 """Requests of `POST /v1/completions`."""
 
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pydantic import Field
 
 from serve.generation.text_writer import TextWriter, WrittenAnswer
 from serve.generation.written_choice import TextPiece
+from serve.openai.openai_shape import InvalidParameter
 from serve.openai.text_request import TextRequest, refuse
 
 
@@ -16,6 +18,7 @@ class CompletionRequest(TextRequest):
     prompt_field = "prompt"
 
     prompt: str | list[int] | list[str] | list[list[int]]
+    max_tokens: int | None = Field(None, ge=0, lt=1 << 31)
     logprobs: int | None = Field(None, ge=0, le=5)
     echo: bool | None = None
     best_of: int | None = None
@@ -23,8 +26,8 @@ class CompletionRequest(TextRequest):
 
     def refuse_unsupported(self) -> None:
         super().refuse_unsupported()
-        if self.has_logprobs:
-            refuse("echo", self.echo, "the prompt is not scored. Leave 'logprobs' out")
+        if self.max_tokens == 0 and not self.scores_prompt:
+            raise InvalidParameter("max_tokens", "'max_tokens' is 0 for 'echo' with 'logprobs' alone")
         refuse("suffix", self.suffix, "the model continues texts")
         if self.best_of not in (None, self.choices):
             refuse("best_of", True, "no choice is left out. Use 'n'")
@@ -38,6 +41,14 @@ class CompletionRequest(TextRequest):
         return self.logprobs or 0
 
     @property
+    def scores_prompt(self) -> bool:
+        return bool(self.echo) and self.has_logprobs
+
+    @property
+    def most_tokens(self) -> int | None:
+        return 1 if self.max_tokens == 0 else self.max_tokens
+
+    @property
     def prompts(self) -> int:
         return len(self._list_prompts())
 
@@ -47,6 +58,8 @@ class CompletionRequest(TextRequest):
         return prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
 
     def encode_prompts(self, writer: TextWriter) -> Sequence[tuple[int, ...]]:
+        if self.scores_prompt and not writer.scores_prompts:
+            refuse("echo", True, "the model reads its prompt with an encoder, and does not score it")
         return [
             writer.encode_text(prompt) if isinstance(prompt, str) else writer.check(prompt)
             for prompt in self._list_prompts()
@@ -56,10 +69,25 @@ class CompletionRequest(TextRequest):
         return self._echo(answer, writer) if self.echo else answer.pieces()
 
     async def _echo(self, answer: WrittenAnswer, writer: TextWriter) -> AsyncGenerator[TextPiece, None]:
-        """Yield the prompts, each before its choices, and then these."""
-        for place, prompt in enumerate(self._list_prompts()):
-            text = prompt if isinstance(prompt, str) else writer.tokenizer.decode(prompt)
-            for choice in range(self.choices):
-                yield TextPiece(place * self.choices + choice, text)
+        """Yield the prompts, each before its choices, with its scores once they are known."""
+        texts = [
+            prompt if isinstance(prompt, str) else writer.tokenizer.decode(prompt)
+            for prompt in self._list_prompts()
+            for _ in range(self.choices)
+        ]
+        if not self.scores_prompt:
+            for index, text in enumerate(texts):
+                yield TextPiece(index, text)
+        begun: set[int] = set()
         async for piece in answer.pieces():
+            if self.scores_prompt:
+                index, start = piece.choice, len(texts[piece.choice])
+                if index not in begun:
+                    begun.add(index)
+                    yield TextPiece(index, texts[index], answer.score_prompt(index, writer.tokenizer))
+                logprobs = [replace(each, start=each.start + start) for each in piece.logprobs]
+                piece = replace(piece, logprobs=logprobs)
+                if self.max_tokens == 0:
+                    answer.forget(index)
+                    piece = TextPiece(index, "", (), piece.finish_reason)
             yield piece

@@ -111,7 +111,7 @@ class ChatFormat(AnswerFormat):
         ]
         return {"content": content, "refusal": None}
 
-    def _format_token(self, token: int, logprob: float) -> Json:
+    def _format_token(self, token: int, logprob: float | None) -> Json:
         text, data = describe_token(self.tokenizer, token)
         return {"token": text, "logprob": logprob, "bytes": data}
 
@@ -135,7 +135,9 @@ class CompletionFormat(AnswerFormat):
     def _format_logprobs(self, logprobs: Sequence[TokenLogprob]) -> Json:
         name = partial(name_token, self.tokenizer)
         likeliest = [
-            {name(token): logprob for token, logprob in (*entry.likeliest, (entry.token, entry.logprob))}
+            None
+            if entry.logprob is None
+            else {name(token): logprob for token, logprob in (*entry.likeliest, (entry.token, entry.logprob))}
             for entry in logprobs
         ]
         return {

@@ -75,6 +75,11 @@ class TextRequest(RequestBody):
         return False
 
     @property
+    def scores_prompt(self) -> bool:
+        """Whether the answer holds the probabilities of the prompt's tokens too."""
+        return False
+
+    @property
     def likeliest(self) -> int:
         """The number of likeliest tokens whose probabilities the answer holds beside those of its own."""
         return 0
@@ -137,6 +142,7 @@ class TextRequest(RequestBody):
             n=self.choices,
             logprobs=self.has_logprobs,
             top_logprobs=self.likeliest,
+            prompt_logprobs=self.scores_prompt,
             grammar=grammar,
         )
 
