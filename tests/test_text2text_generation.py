@@ -294,10 +294,29 @@ def test_a_server_answers_with_what_the_model_writes(artifact):
         described = client.get("/v2/models/t5").json()
         assert [each["name"] for each in described["inputs"]] == ["input_ids", "attention_mask"]
         assert [each["name"] for each in described["outputs"]] == ["sequences"]
-        request = {"model": "t5", "prompt": texts[:3], "temperature": 0}
+        for wrong in (5, ["a", 5], [["a", "b"]], {"text": "a"}):
+            refused = client.post("/v1/models/t5/predict", json={"text": wrong})
+            assert refused.status_code == 400, wrong
+        assert client.get("/openapi.json").status_code == 200
+
+
+@pytest.fixture(scope="module")
+def plain(folder):
+    """T5 in FP32, without samples."""
+    recipe = Recipe.parse({"source": str(folder / "t5"), "stages": [], "engine_only": "onnxruntime"})
+    return compress(recipe, folder / "plain.laconic", steps=QUIET, cache=Cache(folder / "cache")).artifact
+
+
+def test_texts_stream_in_openais_api_and_are_those_of_predict(plain):
+    task = plain.task()
+    texts = task.examples(3)
+    with running(plain.path) as server, server.client() as client:
+        wanted = client.post("/v1/models/plain/predict", json={"text": texts}).json()["answers"]
+        request = {"model": "plain", "prompt": texts, "temperature": 0}
         written = client.post("/v1/completions", json=request).json()
-        assert [each["text"].strip() for each in written["choices"]] == [each["text"] for each in wanted[:3]]
-        assert written["usage"]["prompt_tokens"] == sum(len(task.tokenizer.encode(text).ids) for text in texts[:3])
+        expected = [each["text"].removesuffix("[SEP]").strip() for each in wanted]  # which is no special token here
+        assert [each["text"].strip() for each in written["choices"]] == expected
+        assert written["usage"]["prompt_tokens"] == sum(len(task.tokenizer.encode(text).ids) for text in texts)
         with client.stream("POST", "/v1/completions", json=request | {"stream": True, "prompt": texts[0]}) as stream:
             events = [line.removeprefix("data: ") for line in stream.iter_lines() if line]
         assert events.pop() == "[DONE]"
@@ -305,20 +324,18 @@ def test_a_server_answers_with_what_the_model_writes(artifact):
         assert "".join(each["text"] for each in pieces) == written["choices"][0]["text"]
         assert pieces[-1]["finish_reason"] in ("stop", "length")
         asked = {"text_input": texts[0], "parameters": {"temperature": 0}}
-        generated = client.post("/v2/models/t5/generate", json=asked).json()
+        generated = client.post("/v2/models/plain/generate", json=asked).json()
         assert generated["text_output"] == written["choices"][0]["text"]
         for path, change, parameter in (
             ("completions", {"prompt": "a " * 600}, None),
             ("completions", {"max_tokens": 100}, None),
             ("chat/completions", {"messages": [{"role": "user", "content": "a"}]}, "messages"),
         ):
-            body = ({"model": "t5"} if "messages" in change else request) | change
+            body = ({"model": "plain"} if "messages" in change else request) | change
             refused = client.post(f"/v1/{path}", json=body)
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, parameter)
-        for wrong in (5, ["a", 5], [["a", "b"]], {"text": "a"}):
-            refused = client.post("/v1/models/t5/predict", json={"text": wrong})
-            assert refused.status_code == 400, wrong
-        assert client.get("/openapi.json").status_code == 200
+        writer = server.app.repository.get("plain").writer
+        assert writer.worker.admission.ledger.used == 0
 
 
 def test_requests_that_end_do_not_disturb_those_in_their_batch(artifact):
