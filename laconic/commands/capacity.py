@@ -80,9 +80,9 @@ def measure_artifact(
 ) -> "list[ServiceTimes]":
     """Serve an artifact on so many cores, and measure it. Raises UsageError for a model that writes."""
     from laconic.commands.http_session import start_server
-    from serve.generation.text_writer import find_writing_task
+    from serve.generation.text_writer import WritingTask
 
-    if find_writing_task(artifact.task()) is not None:
+    if isinstance(artifact.task(), WritingTask):
         raise UsageError(f"{artifact.path} writes text: its requests share the engine, there is no queue to simulate")
     options = ["--threads", str(threads), *(("--runtime", runtime) if runtime else ())]
     with start_server(artifact, *options, "--queue-seconds", "60") as server:
