@@ -29,8 +29,11 @@ FROM source AS install-serve
 # openvino, onnxruntime or both; `generate` (models that write) brings both. Further extras, with commas: generate, remote, otel.
 ARG ENGINE=both
 ARG EXTRAS=
+# What opens s3:// or gs:// beside the extra `remote`: s3fs or gcsfs, in versions that the constraints do not fit.
+ARG STORE=
 RUN case "$ENGINE" in both) engine=cpu ;; openvino|onnxruntime) engine=$ENGINE ;; *) echo "no ENGINE $ENGINE" >&2; exit 2 ;; esac \
     && /opt/laconic/bin/pip install ".[serve,$engine${EXTRAS:+,$EXTRAS}]" \
+    && if [ -n "$STORE" ]; then PIP_CONSTRAINT="" /opt/laconic/bin/pip install "$STORE"; fi \
     && /opt/laconic/bin/pip uninstall --yes setuptools pip \
     && sh deploy/image/slim.sh /opt/laconic/lib/python3*/site-packages \
     && /opt/sbom/bin/cyclonedx-py environment --output-reproducible --output-file /opt/laconic/sbom.cdx.json /opt/laconic/bin/python

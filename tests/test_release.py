@@ -3,6 +3,7 @@
 import io
 import re
 import runpy
+import subprocess
 import tarfile
 import tomllib
 from pathlib import Path
@@ -24,9 +25,9 @@ def read(name: str) -> str:
 def test_one_version_is_named_everywhere() -> None:
     assert yaml.safe_load(read("CITATION.cff"))["version"] == __version__
     files = [*(HOME / "deploy").glob("*.yaml"), *(HOME / "deploy").rglob("kustomization.yaml")]
-    text = "\n".join(path.read_text(encoding="utf-8") for path in files)
-    named = re.findall(r"newTag: (.*)|LACONIC_VERSION:-([^}]*)", text)
-    assert {tag or version for tag, version in named} == {__version__}
+    text = "\n".join(path.read_text(encoding="utf-8") for path in [*files, HOME / "Dockerfile"])
+    named = re.findall(r"(?:newTag: |LACONIC_VERSION:-|ARG VERSION=)([^}\n]*)", text)
+    assert set(named) == {__version__}
 
 
 @pytest.mark.parametrize("path", sorted((HOME / "tests/formats").glob("*.laconic")), ids=lambda path: path.stem)
@@ -71,3 +72,44 @@ def test_an_sdist_is_packed_to_the_same_bytes_whenever_and_by_whomever_its_files
                 ("b", 1_700_000_000, 0o644),
             ]
     assert contents[0] == contents[1]
+
+
+def read_stages() -> dict[str, list[str]]:
+    """The instructions of each stage of the Dockerfile by its name, those of several lines as one."""
+    text = re.sub(r"\\\n *", "", re.sub(r"^#.*\n", "", read("Dockerfile"), flags=re.MULTILINE))
+    stages = re.split(r"^FROM \S+ AS (\S+)\n", text, flags=re.MULTILINE)
+    return {name: body.strip().splitlines() for name, body in zip(stages[1::2], stages[2::2], strict=True)}
+
+
+def test_each_image_is_unprivileged_labelled_and_stopped_by_sigterm_and_the_last_one_serves() -> None:
+    stages = read_stages()
+    assert list(stages)[-3:] == ["compress", "gpu", "serve"]
+    labels = {
+        f"org.opencontainers.image.{name}" for name in ("title", "description", "licenses", "version", "revision")
+    }
+    for name in ("compress", "gpu", "serve"):
+        instructions = stages[name]
+        assert {"USER 10001:10001", "STOPSIGNAL SIGTERM", "WORKDIR /models"} <= set(instructions), name
+        assert labels == {label for each in instructions for label in re.findall(r"(org\.[\w.]+)=", each)}, name
+        assert any(each.startswith("HEALTHCHECK ") for each in instructions), name
+        assert not any(each.startswith(("RUN", "ADD")) for each in instructions), name
+    assert not re.search(r"https?://(?!download\.pytorch\.org|127\.0\.0\.1)", read("Dockerfile"))
+    extras = tomllib.loads(read("pyproject.toml"))["project"]["optional-dependencies"]
+    assert {"cpu", "openvino", "onnxruntime"} <= set(extras)
+    for path in re.findall(r"^COPY (?!--)(.*) \S+$", read("Dockerfile"), re.MULTILINE):
+        assert all((HOME / each).exists() for each in path.split()), path
+
+
+def test_what_the_image_leaves_out_is_deleted_and_nothing_else(tmp_path: Path) -> None:
+    kept = ["openvino/libs/libopenvino_intel_cpu_plugin.so", "openvino/libs/libopenvino_onnx_frontend.so.1", "a/b.py"]
+    hub = ["huggingface_hub/x.py", "hf_xet/x.so"]
+    gone = ["openvino/libs/libopenvino_intel_gpu_plugin.so", "numpy/tests/x.py", "a/b.pyi", "onnxruntime/tools/x.py"]
+    for remote in (False, True):
+        site = tmp_path / str(remote)
+        for name in (*kept, *hub, *gone, "pygments/lexers/__init__.py", *(["aiohttp/x.py"] if remote else [])):
+            (site / name).parent.mkdir(parents=True, exist_ok=True)
+            (site / name).touch()
+        subprocess.run(["sh", HOME / "deploy/image/slim.sh", site], check=True)
+        assert all((site / name).exists() for name in kept)
+        assert not any((site / name).exists() for name in gone)
+        assert all((site / name).exists() == remote for name in hub)
