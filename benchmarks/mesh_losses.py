@@ -55,7 +55,8 @@ def make_gpt2() -> nn.Module:
 def make_bert() -> nn.Module:
     """Build an encoder with a tied head over its vocabulary."""
     config = transformers.BertConfig(vocab_size=WORDS, **SIZES, **STILL, max_position_embeddings=LENGTH)
-    return transformers.BertForMaskedLM(config)
+    model: nn.Module = transformers.BertForMaskedLM(config)
+    return model
 
 
 MODELS: Mapping[str, tuple[Callable[[], nn.Module], type[Objective]]] = {
@@ -97,12 +98,14 @@ def make_batch(step: int, rank: int, world: int) -> Batch:
 def train_mesh(model: str, techniques: Sequence[Any], mesh: Mapping[str, Any], ranks: Ranks) -> dict[str, list[float]]:
     """Train a model for some steps; returns the loss and the gradient norm of each."""
     make, objective = MODELS[model]
-    training = Training(
-        mesh=Mesh(**mesh),
-        batch_size=ROWS,
-        techniques=techniques,
-        optimizer={"adamw": {"lr": 1e-3, "implementation": "foreach"}},
-        max_grad_norm=0.5,
+    training = Training.model_validate(
+        {
+            "mesh": Mesh(**mesh),
+            "batch_size": ROWS,
+            "techniques": techniques,
+            "optimizer": {"adamw": {"lr": 1e-3, "implementation": "foreach"}},
+            "max_grad_norm": 0.5,
+        }
     )
     torch.manual_seed(0)
     module = make()

@@ -103,7 +103,8 @@ def make_model(name: str) -> Any:
 
 def train_model(model: Any, ranks: Ranks, mesh: dict[str, Any]) -> list[float]:
     """Return the losses of some steps."""
-    training = Training(mesh=mesh, batch_size=12, optimizer={"adamw": {"lr": 1e-3, "implementation": "foreach"}})
+    optimizer = {"adamw": {"lr": 1e-3, "implementation": "foreach"}}
+    training = Training.model_validate({"mesh": mesh, "batch_size": 12, "optimizer": optimizer})
     parts = make_step_parts(
         LanguageModel(model),
         NextToken(None),  # type: ignore[arg-type]
