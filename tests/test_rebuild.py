@@ -14,7 +14,7 @@ import torch
 import transformers
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.torch import save_file
-from test_trust import HOSTILE, places, replaced
+from test_trust import ADDRESS, OTHERS, places, replaced
 
 from compress.pipeline import compress
 from export.lint.tensorrt_lint import lint_tensorrt
@@ -138,7 +138,9 @@ def test_without_the_graph_its_own_source_is_captured_again_and_another_is_refus
 def test_no_field_of_the_kept_graph_runs_or_reads_anything_else(made, cache, tmp_path):
     content = json.loads((made.path / GRAPH_JSON).read_text())
     content["layers"] = content["layers"][:2]
-    for number, (where, hostile) in enumerate((where, each) for where in places(content) for each in HOSTILE):
+    for number, (where, hostile) in enumerate(
+        (where, each) for where in places(content) for each in (ADDRESS, *OTHERS)
+    ):
         folder = tmp_path / f"a{number % 7}"
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(made.path, folder)
