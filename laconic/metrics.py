@@ -21,7 +21,7 @@ class Scorer:
 
     score: takes the indices of samples (with repeats, when resampled) and returns the metric over them. weights: how
     much each sample counts in each of the parts that the metric is the mean of, [parts, samples]; one part for all but
-    means over classes. values: of each sample where the metric is their mean, [samples]; weighted, if it is unbounded.
+    means over classes. values: of each sample where the metric over all samples is their mean, [samples].
     is_bounded: whether it is between 0 and 1, so that no sample can change by more.
     """
 
@@ -168,7 +168,8 @@ def make_ratio_scorer(sums: Array, counts: Array) -> Scorer:
     def score(index: Array) -> float:
         return float(sums[index].sum()) / max(int(counts[index].sum()), 1)
 
-    return Scorer(score, counts[None], sums / counts.clip(min=1), is_bounded=False)
+    # A sample without items changes nothing, a short one little: what a sample adds is by the mean number of items.
+    return Scorer(score, np.ones((1, len(counts))), sums / max(counts.mean(), 1e-12), is_bounded=False)
 
 
 def make_f1_scorer(correct: Array, predicted: Array, expected: Array) -> Scorer:

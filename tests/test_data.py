@@ -1,4 +1,5 @@
 import contextlib
+import copy
 import csv
 import json
 import tracemalloc
@@ -516,7 +517,8 @@ def test_a_dataset_may_lie_in_several_files_of_a_folder(tmp_path):
 
 def test_a_limited_drop_needs_labels_of_several_classes_and_few_samples_to_judge_by_are_reported():
     labelled = make_dataset(["a", "b", "c"], TEXT, labels=["x", "x", "x"])
-    kind = type("Classes", (), {"has_class_head": True, "measures_perplexity": False})
+    kind = copy.copy(TEXT)
+    kind.has_class_head = True
     with pytest.raises(DataError, match=r"all labels of .* are of one class"):
         check_labels(labelled, kind, 0.01)
     with pytest.raises(DataError, match="has no labels"):

@@ -22,12 +22,14 @@ from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.gain import list_gains
 from laconic.artifacts.manifest import MODEL
 from laconic.cache import Cache
-from laconic.errors import CorruptArtifact, InputError, RuntimeFailure, SourceError
+from laconic.data.reader import make_dataset
+from laconic.errors import CorruptArtifact, DataError, InputError, RuntimeFailure, SourceError
 from laconic.models.source import CheckpointSource
 from laconic.models.source_loading import load_source
 from laconic.models.text_decoder import align_right
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
+from laconic.recipes.splits import check_labels
 from laconic.runtimes.model_session import open_model
 from laconic.runtimes.runtime import make_runtime
 from laconic.tasks.chat_template import ChatTemplate, MarkedText, mark_completion
@@ -244,6 +246,9 @@ def test_perplexity_is_of_the_texts_own_tokens_and_of_marked_answers():
     scorer = task.scorer({"log_likelihoods": likelihoods}, labels)
     assert scorer(np.arange(3)) == pytest.approx(float(counted.mean()))
     assert task.label_samples(["the"], None) is None
+    check_labels(make_dataset(["the model"], task), task, 0.03)
+    with pytest.raises(DataError, match=r"no text of .* has a token behind"):
+        check_labels(make_dataset(["the"], task), task, 0.03)
 
 
 def test_a_model_without_information_loses_perplexity_beyond_doubt():

@@ -72,7 +72,8 @@ def measure_change(before: Scorer, after: Scorer, index: Array) -> float:
 
 
 def measure_largest_change(before: Scorer, after: Scorer) -> float:
-    """The largest change of a sample: what no sample showed is taken to change an unbounded metric by no more."""
+    """The largest change by a sample, by the share that it has in an unbounded metric: what no sample showed is taken
+    to change it by no more."""
     assert before.values is not None
     assert after.values is not None
     return float(np.abs(after.values - before.values).max())

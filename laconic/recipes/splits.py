@@ -118,12 +118,15 @@ def find_most(judge: Dataset, goal: Goal, part: TestPart) -> dict[str, int]:
     return most if part == "all" else most | {"judge": 2 * most["judge"]}
 
 
-def check_labels(judge: Dataset, task: Task | type[Task], max_drop: float | None) -> None:
+def check_labels(judge: Dataset, task: Task, max_drop: float | None) -> None:
     """Raise DataError where a metric is limited that the samples to judge by cannot give: without labels, or with one
-    class alone."""
-    if task.measures_perplexity:
-        return
-    if max_drop is not None and judge.labels is None:
+    class alone; for perplexity, without a text of several tokens."""
+    if max_drop is not None and task.label_samples(judge.samples, judge.labels) is None:
+        if task.measures_perplexity:
+            raise DataError(
+                f"the goal limits the loss of perplexity (max_drop), and no text of {judge.name} has a token behind "
+                f"its first. Give longer texts"
+            )
         raise DataError(
             f"the goal limits the drop of a metric (max_drop), and {judge.name} has no labels. Give labelled samples; "
             f"where the label's column has another name: --column label=NAME"

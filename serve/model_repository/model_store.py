@@ -30,7 +30,7 @@ class ModelStore(Protocol):
         """Raise UsageError where there is no such place."""
 
     def list(self) -> FolderListing:
-        """List the models. Raises OSError where the place cannot be read."""
+        """List the models. Raises OSError, or ArtifactError for a store, where the place cannot be read."""
 
     def stamp(self, location: Location) -> Stamp:
         """Return what tells whether an artifact of the last listing is still the same; empty while it changes."""

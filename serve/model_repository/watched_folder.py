@@ -119,6 +119,8 @@ class WatchedFolder:
                     self._synchronize(self.store.list())
             except OSError as error:  # a file system that is away for a while
                 failure = f"{self.path} cannot be read: {error.strerror or error}"
+            except ArtifactError as error:  # a store that is away for a while; it says so itself
+                failure = describe_error(error)
             except BaseException as error:  # noqa: BLE001 - it would end this thread alone, and no change would be seen
                 failure = f"the change of {self.path} failed: {describe_error(error)}"
             if failure and failure != self._failure:
