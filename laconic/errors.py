@@ -8,6 +8,7 @@ LaconicError                    1  500   base class: an error that the user can 
 │   ├── UntrustedCode                    a recipe names code by its address, and --trust was not given
 │   ├── DataError                        a data file is unreadable, or a row does not fit the task
 │   ├── InputError                       a tensor does not match the signature
+│   ├── FormatRefused                    a format of weights cannot hold them, or is not read
 │   ├── ArtifactError                    the artifact is missing or unreadable
 │   │   ├── CorruptArtifact              a file differs from the one that was written
 │   │   ├── UnknownFormat                the artifact has a format that this version does not support
@@ -72,6 +73,10 @@ class DataError(UsageError):
 
 class InputError(UsageError):
     """A tensor does not match the signature."""
+
+
+class FormatRefused(UsageError):
+    """A format of quantized weights cannot hold what was to be written, or is not read."""
 
 
 class ArtifactError(UsageError):

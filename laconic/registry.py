@@ -142,6 +142,13 @@ FORMATS = {
     "folder": "laconic.data.formats:folder",
 }
 
+WEIGHT_FORMATS = {
+    "awq": "laconic.weight_formats.awq_format:AwqFormat",
+    "compressed-tensors": "laconic.weight_formats.compressed_tensors_format:CompressedTensorsFormat",
+    "gptq": "laconic.weight_formats.gptq_format:GptqFormat",
+}
+"""By the `quant_method` of a config.json of transformers, how the quantized weights are stored."""
+
 IMAGE_PROCESSORS = {
     "ConditionalDetrImageProcessor": "laconic.models.image_rules:read_detr",
     "ConvNextImageProcessor": "laconic.models.image_rules:read_convnext",
@@ -214,6 +221,7 @@ TABLES = {
     "criterion": CRITERIA,
     "technique": TECHNIQUES,
     "format": FORMATS,
+    "weight format": WEIGHT_FORMATS,
     "image processor": IMAGE_PROCESSORS,
     "optimizer": OPTIMIZERS,
     "schedule": SCHEDULES,
@@ -245,6 +253,7 @@ PACKAGES_OF_EXTRA = {
         "transformers",
         "optuna",
         "torch_pruning",
+        "gguf",
         "onnx",
         "onnxscript",
         "onnx_ir",

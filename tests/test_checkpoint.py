@@ -250,19 +250,6 @@ def test_what_a_folder_lacks_is_named(tmp_path):
         load_source(tmp_path / "llama", task="image-classification")
 
 
-def test_weights_that_are_quantized_already_are_named(tmp_path):
-    folder = models.save_llama(tmp_path / "m")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "gptq"}}))
-    with pytest.raises(SourceError, match="quantized already, by gptq"):
-        load_source(folder)
-    (tmp_path / "llama").mkdir()
-    (tmp_path / "llama" / "model.gguf").write_bytes(b"GGUF")
-    for source in (tmp_path / "llama", tmp_path / "llama" / "model.gguf"):
-        with pytest.raises(SourceError, match="in GGUF"):
-            load_source(source)
-
-
 def test_shards_are_read_and_a_missing_one_is_named(tmp_path, embedder):
     whole = load_source(models.save_bert(tmp_path / "whole"))
     model = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "whole", local_files_only=True)

@@ -10,7 +10,7 @@ from laconic.models.source_loading import load_source
 CONFIG = {"model_type": "bert", "architectures": ["BertForSequenceClassification"]}
 FOLDERS = {
     "diffusers": ({"model_index.json": {"_class_name": "Pipeline"}}, "pipeline of diffusers"),
-    "GPTQ": ({"config.json": CONFIG, "quantize_config.json": {"bits": 4}}, "quantized already, by GPTQ"),
+    "no weights": ({"config.json": CONFIG, "quantize_config.json": {"bits": 4}}, r"has no model\.safetensors"),
     "bitsandbytes": (
         {"config.json": CONFIG | {"quantization_config": {"quant_method": "bitsandbytes"}}},
         "quantized already, by bitsandbytes",
@@ -19,7 +19,7 @@ FOLDERS = {
     "Flax": ({"config.json": CONFIG, "flax_model.msgpack": ""}, "weights of Flax"),
     "TensorFlow": ({"config.json": CONFIG, "tf_model.h5": ""}, "weights of TensorFlow"),
     "ONNX": ({"config.json": CONFIG, "model.onnx": ""}, r"Give the \.onnx file itself"),
-    "GGUF": ({"config.json": CONFIG, "model.gguf": ""}, "in GGUF"),
+    "GGUF": ({"config.json": CONFIG, "a.gguf": "", "b.gguf": ""}, "in several GGUF files"),
     "Git LFS": (
         {"config.json": CONFIG, "model.safetensors": "version https://git-lfs.github.com/spec/v1\n"},
         "git lfs pull",

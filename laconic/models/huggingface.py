@@ -23,7 +23,7 @@ from laconic.models.encoder_decoder import EncoderDecoder, SpeechWriter, find_ca
 from laconic.models.folder_weights import from_pretrained, has_pooler
 from laconic.models.image_processor import open_processor, read_preprocess
 from laconic.models.language_model import LanguageModel, MaskedLanguageModel, check_causal, check_masked
-from laconic.models.model_folder import read_source_json, refuse_foreign
+from laconic.models.model_folder import QUANTIZATION, read_source_json, refuse_foreign
 from laconic.models.object_detector import ObjectDetector, check_sides, read_scoring
 from laconic.models.pretrained import ENCODER, Loaded, WritingModel, class_config
 from laconic.models.processors import (
@@ -51,8 +51,8 @@ ACTIVATIONS: dict[str, Activation] = {"Identity": "identity", "Sigmoid": "sigmoi
 PROBED = 4
 """Tokens of the text by which it is found whether padding changes a vector."""
 
-OMITTED = ("_name_or_path", "_commit_hash", "transformers_version", "auto_map")
-"""Keys of config.json that do not describe the model, or hold a path on somebody's disk."""
+OMITTED = ("_name_or_path", "_commit_hash", "transformers_version", "auto_map", QUANTIZATION)
+"""Keys of config.json that do not describe the model as it is loaded, or hold a path on somebody's disk."""
 
 
 UNSTATED_LENGTH = 512

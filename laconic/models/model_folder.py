@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from laconic import registry
 from laconic.errors import SourceError
 from laconic.files import read_json
 
@@ -19,14 +20,10 @@ def read_source_json(path: Path) -> Any:
         raise SourceError(f"{path} does not read as JSON: {error}. Copy the model's folder again") from error
 
 
-GGUF = (
-    "the format of llama.cpp, which are quantized already. Give the folder that they were made from: the one of "
-    "transformers, with config.json and .safetensors"
-)
 POINTER = b"version https://git-lfs.github.com/spec"
 """The beginning of a file that stands for one of Git LFS."""
 OTHERS = {
-    "*.gguf": f"in GGUF, {GGUF}",
+    "*.gguf": "in several GGUF files. Give one of them as the source",
     "flax_model*.msgpack": "of Flax, which transformers reads no more. Save them for PyTorch, with transformers 4",
     "tf_model*.h5": "of TensorFlow, which transformers reads no more. Save them for PyTorch, with transformers 4",
     "consolidated*": "in the layout of their authors. Convert them with the script of transformers for the family",
@@ -35,6 +32,15 @@ OTHERS = {
     "*.nemo": "of NeMo. Export them to ONNX, or give the folder of transformers",
 }
 """By a pattern of files, what weights they hold, and what to do."""
+
+
+def find_gguf(source: Path) -> Path | None:
+    """Find the GGUF file that a source is, or the only one in a folder without other weights; None without one."""
+    if source.is_file():
+        return source if source.suffix.lower() == ".gguf" else None
+    files = list(source.glob("*.gguf"))
+    others = any(source.glob("*.safetensors")) or any(source.glob("pytorch_model*.bin"))
+    return files[0] if len(files) == 1 and not others else None
 
 
 def refuse_foreign(folder: Path) -> None:
@@ -56,17 +62,27 @@ def refuse_foreign(folder: Path) -> None:
             raise SourceError(f"{folder} holds weights {said} ({files[0].name})")
 
 
-def refuse_quantized(folder: Path, config: Mapping[str, Any]) -> None:
-    """Raise SourceError for a model whose weights another library has quantized."""
-    method = (config.get("quantization_config") or {}).get("quant_method")
+QUANTIZATION = "quantization_config"
+"""The key of config.json that says how another library has quantized the weights."""
+
+
+def read_quantization(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Read how another library has quantized the weights in a folder; nothing where it has not."""
     if isinstance(config.get("quantization"), dict):
-        method = "MLX"
-    if (folder / "quantize_config.json").is_file():
-        method = "GPTQ"
-    if method:
+        return {"quant_method": "MLX"}
+    settings = config.get(QUANTIZATION) or {}
+    if not settings and (folder / "quantize_config.json").is_file():  # as AutoGPTQ writes beside config.json
+        return dict({"quant_method": "gptq"} | read_source_json(folder / "quantize_config.json"))
+    return dict(settings)
+
+
+def refuse_quantized(folder: Path, config: Mapping[str, Any]) -> None:
+    """Raise SourceError for a model whose weights another library has quantized, in a format that is not read."""
+    method = read_quantization(folder, config).get("quant_method")
+    if method and method not in registry.WEIGHT_FORMATS:
         raise SourceError(
-            f"the weights in {folder} are quantized already, by {method}, and what they were cannot be had back. Give "
-            f"the folder with the float weights that it was made from"
+            f"the weights in {folder} are quantized already, by {method}, and those by "
+            f"{', '.join(registry.WEIGHT_FORMATS)} are read. Give the folder with the float weights that they come from"
         )
 
 

@@ -20,9 +20,10 @@ from laconic.models import huggingface, timm_folder
 from laconic.models.adapter import TASKS, Adapter, is_adapter, read_adapter
 from laconic.models.checkpoint import CARD, Checkpoint, prepare
 from laconic.models.folder_weights import stored_names, weight_files
-from laconic.models.model_folder import GGUF, read_source_json, refuse_foreign
+from laconic.models.model_folder import find_gguf, read_source_json, refuse_foreign
 from laconic.models.pretrained import Loaded, is_head_weight
 from laconic.models.processors import plain_task, read_chat_template
+from laconic.models.quantized_weights import open_float_folder
 from laconic.models.sample_signature import infer_inputs, take_few
 from laconic.models.signature import order_inputs, probe_module
 from laconic.models.weights import check_finite, fingerprint, is_program, scan_weights
@@ -81,10 +82,8 @@ def load_source(
         raise SourceError(f"{source} is an ONNX file: a graph, not a checkpoint. Stages that train need the checkpoint")
     if weights_key is not None and (source.is_dir() or is_program(source)):
         raise SourceError(f"{source} has its weights in one place, so that --weights-key has no use. Leave it out")
-    if source.is_dir():
+    if source.is_dir() or find_gguf(source) is not None:
         return _load_folder(source, task, builder, trust)
-    if source.suffix.lower() == ".gguf":
-        raise SourceError(f"{source} holds weights in GGUF, {GGUF}")
     if is_program(source):
         module, origin, traced = builders.load_program(source, trust=trust)
     else:
@@ -103,7 +102,8 @@ def _load_folder(folder: Path, task: str | None, builder: str | None, trust: boo
         return _load_adapter(folder, task, trust)
     if builder:
         raise SourceError(f"{folder} is a folder; with a --builder, expected the file of weights (.safetensors, .pt)")
-    if not (folder / "config.json").is_file() and not (folder / "modules.json").is_file():
+    is_transformers = (folder / "config.json").is_file() or (folder / "modules.json").is_file()
+    if not is_transformers and find_gguf(folder) is None:
         refuse_foreign(folder)
         if (folder / MANIFEST).is_file():
             raise SourceError(f"{folder} is an artifact, for engines alone. Give the checkpoint that it was made from")
@@ -137,15 +137,22 @@ def make_checkpoint(loaded: Loaded, folder: Path, *, head: tuple[Any, ...] = ())
 
 
 def load_model(folder: Path, *, task: str | None, trust: bool, labels: Sequence[str] = (), seed: int = 0) -> Loaded:
-    """Load a folder of transformers, sentence-transformers or timm.
+    """Load a folder of transformers, sentence-transformers or timm, or a GGUF file.
 
-    labels: the classes of a new head, drawn from the seed, in the place of the folder's own if it has one.
+    Weights that another program has quantized are restored to float first. labels: the classes of a new head, drawn
+    from the seed, in the place of the folder's own if it has one.
     Raises SourceError for a model of another kind or a damaged one, UntrustedSource for one that brings its own code,
     MissingPackage where the library is not installed.
     """
     if timm_folder.is_timm(folder):
         return timm_folder.load(folder, task=task, labels=labels, seed=seed)
-    return huggingface.load(folder, task=task, trust=trust, labels=labels, seed=seed)
+    with open_float_folder(folder) as opened:
+        loaded = huggingface.load(opened, task=task, trust=trust, labels=labels, seed=seed)
+    if opened == folder:
+        return loaded
+    packed = find_gguf(folder)
+    files = tuple(weight_files(folder) if packed is None else [packed])
+    return replace(loaded, files=files, size=sum(path.stat().st_size for path in files))
 
 
 def _load_adapter(folder: Path, task: str | None, trust: bool) -> Checkpoint:

@@ -1,0 +1,126 @@
+"""Folders and files whose weights another program has quantized, restored to a folder of float weights to be opened."""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+import transformers
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from laconic import registry
+from laconic.errors import FormatRefused, SourceError
+from laconic.models.folder_weights import weight_files
+from laconic.models.model_folder import QUANTIZATION, find_gguf, read_quantization, read_source_json
+from laconic.models.pretrained import quiet
+from laconic.registry import missing_package
+from laconic.weight_formats.weight_format import WeightFormat
+
+CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"
+
+
+@contextmanager
+def open_float_folder(source: Path) -> Iterator[Path]:
+    """Return a folder of transformers with the float weights of a source, for the body: the source itself, unless it
+    is a GGUF file, or its weights are quantized. Raises SourceError for weights in a format that is not read."""
+    if (file := find_gguf(source)) is not None:
+        with TemporaryDirectory() as scratch:
+            restored = Path(scratch) / file.stem
+            restore_gguf(file, restored)
+            yield restored
+    elif (form := find_format(source)) is not None:
+        with TemporaryDirectory() as scratch:
+            restored = Path(scratch) / source.name
+            restored.mkdir()
+            restore_folder(source, form, restored)
+            yield restored
+    else:
+        yield source
+
+
+def find_format(folder: Path) -> WeightFormat | None:
+    """Find the format of the weights in a folder of transformers; None where they are float. Raises SourceError for
+    settings that are not read."""
+    config = read_source_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    settings = read_quantization(folder, config) if isinstance(config, dict) else {}
+    if (method := settings.get("quant_method")) not in registry.WEIGHT_FORMATS:
+        return None
+    kind: type[WeightFormat] = registry.resolve("weight format", method)
+    try:
+        return kind.read(settings)
+    except FormatRefused as error:
+        raise SourceError(f"the weights in {folder} are quantized by {method}: {error}") from None
+
+
+def restore_folder(folder: Path, form: WeightFormat, destination: Path) -> None:
+    """Write the folder of a quantized model with float weights, a file at a time."""
+    files = weight_files(folder)
+    with ExitStack() as stack:
+        try:
+            opened = [stack.enter_context(safe_open(path, "pt")) for path in files]
+        except (SafetensorError, OSError) as error:
+            raise SourceError(f"the weights in {folder} do not read as safetensors: {error}. Copy it again") from error
+        where = {name: file for file in opened for name in file.keys()}  # noqa: SIM118 - not a mapping
+        places: dict[str, str] = {}
+        for path, file in zip(files, opened, strict=True):
+            weights = dict(iterate_weights(file.keys(), where, form))
+            places |= dict.fromkeys(weights, path.name)
+            save_file(weights, destination / path.name, metadata={"format": "pt"})
+    if len(files) > 1:
+        (destination / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}), encoding="utf-8")
+    config = {key: value for key, value in read_source_json(folder / CONFIG).items() if key != QUANTIZATION}
+    (destination / CONFIG).write_text(json.dumps(config), encoding="utf-8")
+    skipped = {*(path.name for path in destination.iterdir()), "quantize_config.json"}
+    for path in folder.iterdir():
+        if path.is_file() and path.name not in skipped:
+            (destination / path.name).symlink_to(path.resolve())
+
+
+def iterate_weights(names: Any, where: Mapping[str, Any], form: WeightFormat) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a file by name, quantized weights in float32. names: of its tensors. where: by name, the
+    open file of each, since the parts of a weight may be in several; it comes with the file of its first part."""
+    done = set()
+    for name in names:
+        module, _, part = name.rpartition(".")
+        if part not in form.parts:
+            yield name, where[name].get_tensor(name)
+            continue
+        parts = sorted(part for part in form.parts if f"{module}.{part}" in where)
+        if module in done or where[f"{module}.{parts[0]}"] is not where[name]:
+            continue
+        done.add(module)
+        tensors = {part: where[f"{module}.{part}"].get_tensor(f"{module}.{part}") for part in parts}
+        try:
+            yield f"{module}.weight", tensors["weight"] if parts == ["weight"] else form.restore(tensors)
+        except (FormatRefused, KeyError, RuntimeError, IndexError, ValueError) as error:
+            raise SourceError(
+                f"{module} has the tensors {', '.join(parts)}, which do not make a weight ({error}). Copy the folder "
+                f"again"
+            ) from error
+
+
+def restore_gguf(file: Path, destination: Path) -> None:
+    """Write the folder of transformers that a GGUF file stands for. Raises SourceError."""
+    read: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False, "gguf_file": file.name}
+    try:
+        with quiet():
+            packed: Any = transformers.AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **read)
+            delattr(packed.config, QUANTIZATION)  # a model that was packed is not saved; one with its weights is
+            model = type(packed)(packed.config)
+            model.load_state_dict(packed.state_dict())
+            model.save_pretrained(destination)
+            transformers.AutoTokenizer.from_pretrained(file.parent, **read).save_pretrained(destination)
+    except ImportError as error:
+        raise missing_package("gguf") from error
+    except Exception as error:  # of whichever library finds a damaged or an unknown part
+        reason = " ".join(str(error).split())[:300]
+        raise SourceError(
+            f"{file} does not load ({type(error).__name__}: {reason}). Expected a GGUF file of a language model that "
+            f"transformers {transformers.__version__} reads, whole"
+        ) from error

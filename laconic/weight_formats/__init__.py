@@ -1,0 +1,1 @@
+"""How other libraries store quantized weights in a folder of transformers, one a module."""
