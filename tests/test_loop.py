@@ -5,9 +5,10 @@ import json
 import os
 import signal
 import sys
-import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -179,7 +180,7 @@ def test_everybody_is_told_of_each_step_once_and_in_order():
 def test_snapshots_come_every_so_many_steps_when_their_losses_are_known():
     kept = []
     found, _ = looped(steps=5, snapshot_every=2, save=lambda steps, wait: kept.append((steps, wait)))
-    assert kept == [(2, False), (4, False)]
+    assert kept == [(2, False), (4, False), (5, False)]
     assert len(found) == 5
 
 
@@ -286,13 +287,39 @@ def test_a_request_to_stop_is_heard_at_the_end_of_a_step_and_a_second_one_at_onc
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     with catch_signals() as stop:
         assert not stop.is_set()
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert stop.wait(5)
-        with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - the signal arrives a moment later
-            os.kill(os.getpid(), signal.SIGINT)
-            stop.wait(5)
-            threading.Event().wait(5)
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.is_set()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+class Stalling(BatchLoader):
+    """Its third batch never comes: a request to stop does."""
+
+    def __iter__(self):
+        yield from islice(super().__iter__(), 2)
+        signal.raise_signal(signal.SIGTERM)
+        time.sleep(60)
+
+
+def stop_in_evaluation(state: TrainState, done: int) -> bool:
+    signal.raise_signal(signal.SIGTERM)
+    state.stop_if_asked()
+    pytest.fail("the evaluation went on")
+
+
+@pytest.mark.parametrize("moment", ["a wait for data", "an evaluation"])
+def test_a_request_to_stop_is_heard_between_two_steps_and_leaves_a_snapshot(moment, tmp_path, monkeypatch):
+    whole = taught(tmp_path / "whole")
+    stopping = {"eval_every": 2, "evaluate": lambda state, done: bool(done and stop_in_evaluation(state, done))}
+    with monkeypatch.context() as patch:
+        if moment == "a wait for data":
+            patch.setattr("train.trainer.BatchLoader", Stalling)
+        with pytest.raises(KeyboardInterrupt):
+            taught(tmp_path / "part", **stopping if moment == "an evaluation" else {})
+    assert [path.name for path in (tmp_path / "part" / SNAPSHOTS).glob("*.json")] == ["step-000000002.json"]
+    assert taught(tmp_path / "part").losses == whole.losses
 
 
 @pytest.mark.parametrize(

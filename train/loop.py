@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from laconic.errors import OutOfMemory, RecipeError, TrainingFailure
 from train.callbacks.callback import RunLog, StepReport
 from train.data.batch_loader import BatchLoader
 from train.step.objective import Batch
-from train.step.train_state import StepCallback, TrainState
+from train.step.train_state import Interrupted, StepCallback, TrainState
 from train.step.train_step import train_step
 
 
@@ -53,41 +53,54 @@ def run_steps(
     single loss term, from which nothing is learned.
 
     The random numbers of a step depend on the seed and the step's number alone, so that a run which was interrupted
-    and resumed has the same losses as one that was not. SIGTERM and Ctrl-C end the run after the current step, with a
-    snapshot, as KeyboardInterrupt. Raises TrainingFailure where the loss is not finite, and at the end where no batch
-    had a loss term; OutOfMemory.
+    and resumed has the same losses as one that was not. SIGTERM and Ctrl-C end the run after the current step, or in a
+    wait for data or an evaluation, with a snapshot, as KeyboardInterrupt. There is a snapshot after the last step, too:
+    the evaluation that follows may be interrupted. Raises TrainingFailure where the loss is not finite, and at the end
+    where no batch had a loss term; OutOfMemory.
     """
-    pending = PendingReport(observers, losses)
-    with catch_signals() as stop:
+    pending, first = PendingReport(observers, losses), len(losses)
+    with catch_signals() as stop, state.watch_for_stop(stop.is_set):
+        batches, done, is_ended = iter(loader), first, False
         begin, waited = time.perf_counter(), loader.waited
-        for number, batch in loader:
-            torch.manual_seed(step_seed(settings.seed, number))
+        while True:
+            batch = None if is_ended else wait_for_batch(batches, stop)
+            is_interrupted = state.strategy.any(stop.is_set())
+            if is_interrupted or batch is None:
+                break
             rate = float(state.optimizer.param_groups[0]["lr"])
-            with translate_memory_errors():
-                loss = train_step(state, batch, max_grad_norm=settings.max_grad_norm)
-            state.scheduler.step()
-            finished = [callback(number + 1) for callback in settings.callbacks]
+            loss = take_step(state, batch, settings, done)
+            done += 1
+            finished = [callback(done) for callback in settings.callbacks]
             pending.publish()
             now = time.perf_counter()
             waiting = loader.waited - waited
-            report = make_report(state, batch, number, rate, now - begin, waiting, is_skipped=loss is None)
-            pending.put(loss, report)
-            if settings.eval_every and (number + 1) % settings.eval_every == 0 and number + 1 < settings.steps:
+            pending.put(loss, make_report(state, batch, done, rate, now - begin, waiting, is_skipped=loss is None))
+            if settings.eval_every and done % settings.eval_every == 0 and done < settings.steps:
                 pending.publish()
-                finished.append(settings.evaluate(number + 1))
+                with suppress(Interrupted):  # all ranks leave the evaluation at once, and stop before the next step
+                    finished.append(settings.evaluate(done))
                 now = time.perf_counter()
             begin, waited = now, loader.waited
-            interrupted = state.strategy.any(stop.is_set())
-            due = settings.snapshot_every and (number + 1) % settings.snapshot_every == 0
-            if due or interrupted:
+            if settings.snapshot_every and done % settings.snapshot_every == 0:
                 pending.publish()
-                settings.save(number + 1, interrupted)
-            if interrupted:
-                raise KeyboardInterrupt
-            if state.strategy.any(any(finished)):
-                break
+                settings.save(done, False)
+            is_ended = state.strategy.any(any(finished))
         pending.publish()
-    check_learned(losses)
+        if not is_interrupted:
+            check_learned(losses)
+        if settings.snapshot_every and done > first and (is_interrupted or done % settings.snapshot_every):
+            settings.save(done, is_interrupted)
+        if is_interrupted:
+            raise KeyboardInterrupt
+
+
+def take_step(state: TrainState, batch: Batch, settings: LoopSettings, number: int) -> Tensor | None:
+    """Take the step with a number, counted from 0, and return its loss."""
+    torch.manual_seed(step_seed(settings.seed, number))
+    with translate_memory_errors():
+        loss = train_step(state, batch, max_grad_norm=settings.max_grad_norm)
+    state.scheduler.step()
+    return loss
 
 
 class PendingReport:
@@ -109,13 +122,13 @@ class PendingReport:
 
 
 def make_report(
-    state: TrainState, batch: Batch, number: int, rate: float, seconds: float, waited: float, *, is_skipped: bool
+    state: TrainState, batch: Batch, step: int, rate: float, seconds: float, waited: float, *, is_skipped: bool
 ) -> Callable[[float], StepReport]:
     """Make a function from the loss of a step, which is not known yet, to the step's report."""
     rows, norm = next(iter(batch.values())).shape[0], None if is_skipped else state.gradient_norm
     make = partial(
         StepReport,
-        step=number + 1,
+        step=step,
         lr=rate,
         tokens=state.objective.count_tokens(batch),
         rows=rows,
@@ -152,25 +165,58 @@ def step_seed(seed: int, number: int) -> int:
     return (seed * 1_000_003 + number) % 2**63
 
 
+class StopRequest:
+    """Whether SIGTERM or Ctrl-C has asked the run to stop."""
+
+    def __init__(self) -> None:
+        self._is_set = self._is_waiting = False
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def receive(self, signum: int, frame: Any) -> None:
+        """Handle a signal: note the first, and end a wait; raise KeyboardInterrupt for a second."""
+        if self._is_set:
+            raise KeyboardInterrupt
+        self._is_set = True
+        if self._is_waiting:
+            raise Interrupted
+
+    @contextmanager
+    def end_wait(self) -> Iterator[None]:
+        """Raise Interrupted in the body as soon as the run is asked to stop."""
+        self._is_waiting = True
+        try:
+            if self._is_set:
+                raise Interrupted
+            yield
+        finally:
+            self._is_waiting = False
+
+
 @contextmanager
-def catch_signals() -> Iterator[threading.Event]:
-    """Yield an event that SIGTERM and Ctrl-C set in the body, for the loop to stop at the end of a step."""
-    asked = threading.Event()
+def catch_signals() -> Iterator[StopRequest]:
+    """Yield what SIGTERM and Ctrl-C set in the body, for the loop to stop before the next step."""
+    stop = StopRequest()
     if threading.current_thread() is not threading.main_thread():
-        yield asked
+        yield stop
         return
-
-    def ask(signum: int, frame: Any) -> None:
-        if asked.is_set():
-            raise KeyboardInterrupt  # the second time: at once
-        asked.set()
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, stop.receive) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield asked
+        yield stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def wait_for_batch(batches: Iterator[tuple[int, Batch]], stop: StopRequest) -> Batch | None:
+    """Return the next batch; None after the last one, and where a request to stop ends the wait."""
+    try:
+        with stop.end_wait():
+            _, batch = next(batches, (0, None))
+            return batch
+    except Interrupted:
+        return None
 
 
 @contextmanager

@@ -119,8 +119,8 @@ def train(
             ):
                 if not ended:
                     run_steps(state, loader, settings, losses, [*seen, *logs])
-        state.keep_averages()
-        conclude(state, len(losses))
+            state.keep_averages()
+            conclude(state, len(losses))
     energy = next((observer.describe() for observer in seen if isinstance(observer, Energy) and observer.usage), "")
     result = TrainResult(state.finish().cpu(), losses, loader.report(), energy, state.modules.adapter)
     if result.skipped and ranks.is_first:

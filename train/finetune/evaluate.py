@@ -38,18 +38,20 @@ def evaluate(
     rows: int = ROWS,
     forward_context: ForwardContext = nullcontext,
     metrics: Mapping[str, Metric] = MappingProxyType({}),
+    before_batch: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
     """Evaluate the mean loss, what the task makes of it (a perplexity) or else its metric, where the labels are for it,
     and the given metrics by name.
 
     The module is set to evaluation mode, and its training mode is restored. device: of its inputs. rows: of a batch; no
-    more than training takes at once, so that evaluation needs no more memory than training.
+    more than training takes at once, so that evaluation needs no more memory than training. before_batch: called before
+    each; it may raise.
     """
     training = module.training
     module.eval()
     try:
         with torch.no_grad():
-            loss, outputs = run_dataset(module, objective, dataset, device, rows, forward_context)
+            loss, outputs = run_dataset(module, objective, dataset, device, rows, forward_context, before_batch)
     finally:
         module.train(training)
     return (
@@ -66,6 +68,7 @@ def run_dataset(
     device: torch.device,
     rows: int,
     forward_context: ForwardContext,
+    before_batch: Callable[[], None] = lambda: None,
 ) -> tuple[float, list[Row]]:
     """Return the mean loss over all terms of a dataset, and the outputs of each sample, of any shape.
 
@@ -77,6 +80,7 @@ def run_dataset(
     builder = BatchBuilder(dataset, dataset.samples, objective.collate)
     total, terms, row_outputs = 0.0, 0, dict[int, Row]()
     for number in range(sampler.steps):
+        before_batch()
         members = sampler.batch(number)
         batch = {name: tensor.to(device) for name, tensor in builder.collate(members).items()}
         with forward_context(), record_outputs(module) as calls:

@@ -144,6 +144,7 @@ class Evaluator:
                 rows=rows,
                 forward_context=state.forward_context,
                 metrics=self._metrics,
+                before_batch=state.stop_if_asked,
             )
         return_freed_memory()
         return figures

@@ -25,6 +25,10 @@ def ignore_phase(name: str) -> AbstractContextManager[None]:
     return nullcontext()
 
 
+class Interrupted(KeyboardInterrupt):
+    """The run is asked to stop, between two steps."""
+
+
 @dataclass(eq=False)
 class TrainState:
     """A model in training, with its optimizer.
@@ -33,7 +37,7 @@ class TrainState:
     whole. forward_contexts: entered, in order, before every forward pass. loss_module: the model and its objective,
     wrapped for compilation and data parallelism. scaler: of the loss, for FP16; a disabled one passes everything
     through. scheduler: of the learning rate; set before the first step of a training loop. gradient_norm: of the last
-    step's gradient before it was clipped; None without clipping.
+    step's gradient before it was clipped; None without clipping. is_stopping: whether this rank is asked to stop.
     """
 
     objective: Objective
@@ -48,6 +52,7 @@ class TrainState:
     scheduler: Scheduler = field(init=False)
     gradient_norm: Tensor | None = None
     phase: PhaseContext = ignore_phase
+    is_stopping: Callable[[], bool] = lambda: False
 
     @property
     def module(self) -> nn.Module:
@@ -75,6 +80,21 @@ class TrainState:
             yield
         finally:
             self.phase = before
+
+    @contextmanager
+    def watch_for_stop(self, is_stopping: Callable[[], bool]) -> Iterator[None]:
+        """Have `stop_if_asked` look at a flag in the body."""
+        before, self.is_stopping = self.is_stopping, is_stopping
+        try:
+            yield
+        finally:
+            self.is_stopping = before
+
+    def stop_if_asked(self) -> None:
+        """Raise Interrupted, on all ranks alike, where any of them is asked to stop: in what takes long between two
+        steps."""
+        if self.strategy.any(self.is_stopping()):
+            raise Interrupted
 
     @contextmanager
     def disable_loss_scaling(self) -> Iterator[None]:
