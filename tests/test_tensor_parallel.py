@@ -1,5 +1,6 @@
 """Ranks that compute parts of layers learn as one process does, and their snapshots are those of one process."""
 
+import copy
 import json
 
 import pytest
@@ -21,6 +22,7 @@ from train.run_snapshot import resume, save_snapshot
 from train.settings import Training
 from train.snapshots.snapshot import Snapshots
 from train.step.objective import TARGETS
+from train.step.sparsity_masks import mask_weights
 from train.step.train_step import train_step
 from train.step_assembly import distribute_step, make_step_parts
 
@@ -30,6 +32,11 @@ SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "i
 LLAMA = {**SIZES, "vocab_size": WORDS, "num_key_value_heads": 2, "max_position_embeddings": LENGTH, "pad_token_id": 0}
 GPT2 = {"vocab_size": WORDS, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": LENGTH, "bos_token_id": 0}
 MASKS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+CHAINS = {
+    2: ("tied", [{"shard": 2}, {"tensor": 2}, {}, {"shard": 2}]),
+    4: ("gpt2", [{"shard": 4}, {"tensor": 4}, {"shard": 2, "tensor": 2}, {"tensor": 2}]),
+}
+"""By the number of ranks: a model, and the meshes that train it for a step each."""
 PARTS = {"gradient-accumulation": {"rows": 1}}
 
 
@@ -105,6 +112,38 @@ def learn(state, ranks, losses, norms, stop=STEPS):
         state.scheduler.step()
 
 
+def prune(model):
+    """Half of the weights of a model are zero."""
+    with torch.no_grad():
+        for weight in (weight for weight in model.parameters() if weight.ndim > 1):
+            weight.mul_(torch.rand(weight.shape, generator=torch.Generator().manual_seed(0)) < 0.5)
+    return model
+
+
+def run_chain(rank, folder, name, meshes, world=1):
+    """A pruned model, trained for a step on each mesh, which goes on from the snapshot of the one before."""
+    torch.manual_seed(0)
+    model, losses, norms, source = prune(MODELS[name][0]()), [], [], None
+    for number, mesh in enumerate(meshes):
+        ranks = Ranks() if world == 1 else Ranks.of(rank, world, CPU, Mesh(**mesh))
+        state = begin(name, mesh, (), ranks, copy.deepcopy(model))
+        mask = mask_weights(state)
+        if source is not None:
+            with Snapshots(source) as snapshots:
+                losses = resume(state, snapshots, make_rows(0, ranks.data_rank, ranks.data_world))
+        assert len(losses) == number
+        learn(state, ranks, losses, norms, number + 1)
+        mask(number + 1)
+        source = folder / f"chain {world} {number}"
+        with Snapshots(source) as snapshots:
+            save_snapshot(snapshots, state, losses, wait=True)
+    trained = state.finish().state_dict()
+    zeros = sum(
+        int((trained[key] != 0)[value == 0].sum()) for key, value in model.state_dict().items() if value.ndim > 1
+    )
+    return {"losses": losses, "norms": norms, "lost zeros": zeros}
+
+
 def finish(state, losses, norms):
     """The figures of a run, and a digest of its weights."""
     module = state.finish()
@@ -131,6 +170,7 @@ def run_each(rank, folder, world, runs):
             assert len(losses) == KEPT
             learn(state, ranks, losses, norms)
             figures[f"{name}, from one"] = finish(state, losses, norms)
+        figures["chain"] = run_chain(rank, folder, *CHAINS[world], world)
         if world == 2:
             figures["dropout"] = run_dropout(rank, world)
     (folder / f"{world}-{rank}.json").write_text(json.dumps(figures))
@@ -210,6 +250,16 @@ def test_one_process_goes_on_with_a_snapshot_of_parts_of_layers(name, together, 
     assert len(losses) == KEPT
     learn(state, Ranks(), losses, [])
     assert losses == pytest.approx(alone[name]["losses"], abs=1e-5)
+
+
+@pytest.mark.parametrize("world", CHAINS)
+def test_a_pruned_model_goes_from_mesh_to_mesh_and_keeps_its_zeros(world, together, tmp_path):
+    name, meshes = CHAINS[world]
+    expected = run_chain(0, tmp_path, name, [{}] * len(meshes))
+    for rank in together[world]:
+        assert rank["chain"]["losses"] == pytest.approx(expected["losses"], abs=1e-5)
+        assert rank["chain"]["norms"] == pytest.approx(expected["norms"], abs=1e-5)
+        assert rank["chain"]["lost zeros"] == expected["lost zeros"] == 0
 
 
 def test_dropout_is_one_mask_outside_of_heads_and_another_for_each_rank_inside(together):

@@ -28,8 +28,8 @@ from train.run_snapshot import open_snapshots, resume, save_snapshot
 from train.settings import Training
 from train.snapshots.snapshot import Snapshots
 from train.step.objective import Batch, Objective
-from train.step.sparsity_masks import keep_zeros
-from train.step.train_state import StepCallbackFactory, TrainState
+from train.step.sparsity_masks import mask_weights, must_keep_zeros
+from train.step.train_state import StepCallback, StepCallbackFactory, TrainState
 from train.step_assembly import distribute_step, make_step_parts
 
 log = logging.getLogger("laconic.train")
@@ -103,15 +103,17 @@ def train(
         make_sampler(dataset, training, ranks, 2 if normalized else 1),
         training.count_steps(len(dataset.keys)),
     )
-    factories, every = (*keep_zeros(checkpoint, components.techniques), *callbacks), eval_every or sampler.steps
+    every, is_pruned = eval_every or sampler.steps, must_keep_zeros(checkpoint.history, components.techniques)
     state = start_training(checkpoint.module, objective, training, ranks, steps)
+    masks = [mask_weights(state)] if is_pruned else []
     with task.truncated(training.max_length), task.padded(components.padding_multiple):
         evaluate(state, 0)
         with open_snapshots(folder / SNAPSHOTS) as snapshots:
             losses = resume(state, snapshots, first_batch(objective, dataset, sampler, ranks.device))
             ended = bool(losses) and len(losses) < steps and len(losses) % every == 0 and evaluate(state, len(losses))
             loader = make_loader(state, task, dataset, sampler, training, cache, start=len(losses))
-            settings = make_loop_settings(state, training, ranks, snapshots, losses, evaluate, every, factories)
+            after = [*masks, *(make(state) for make in callbacks)]
+            settings = make_loop_settings(state, training, ranks, snapshots, losses, evaluate, every, after)
             with (
                 translate_batch_norm_errors(),
                 loader,
@@ -171,7 +173,7 @@ def make_loop_settings(
     losses: Sequence[float],
     evaluate: Evaluate,
     every: int,
-    factories: Sequence[StepCallbackFactory],
+    callbacks: Sequence[StepCallback],
 ) -> LoopSettings:
     """Make the settings of the loop. losses: of each step so far, which the loop appends to."""
     return LoopSettings(
@@ -182,7 +184,7 @@ def make_loop_settings(
         save=lambda done, wait: save_snapshot(snapshots, state, losses[:done], wait=wait),
         eval_every=every,
         evaluate=lambda done: evaluate(state, done),
-        callbacks=[make(state) for make in factories],
+        callbacks=callbacks,
     )
 
 

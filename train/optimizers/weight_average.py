@@ -46,10 +46,10 @@ def find_average(optimizer: Optimizer, parameter: Tensor) -> Tensor | None:
 
 @torch.no_grad()
 def zero_weights(optimizer: Optimizer, parameter: Tensor, mask: Tensor) -> None:
-    """Set weights to zero, and their averages. mask: where, bool [as the parameter]."""
+    """Set weights to zero, and their averages. mask: where, bool [as this rank's shard of the parameter]."""
     for values in (parameter, find_average(optimizer, parameter)):
         if values is not None:
-            values.masked_fill_(mask, 0.0)
+            local(values).masked_fill_(mask, 0.0)
 
 
 @torch.no_grad()

@@ -150,13 +150,18 @@ def list_pieces(tensor: DTensor, here: Sequence[int], axis: int) -> list[tuple[i
     There are several where a layer computes queries, keys and values, and each rank has its heads of all three.
     here: the place of the rank in the tensor's mesh.
     """
-    index = torch.arange(tensor.shape[axis])
+    splits: list[tuple[int, int, int]] = []  # place, number of ranks, blocks that are split alike; in their order
     for place, size, placement in zip(here, tensor.device_mesh.shape, tensor.placements, strict=True):
         split: Any = placement
-        if split.is_replicate() or split.dim != axis:
-            continue
-        blocks = index.chunk(getattr(split, "split_factor", 1))
-        shards = [block.chunk(size)[place] for block in blocks if place < len(block.chunk(size))]
+        if not split.is_replicate() and split.dim == axis:
+            # An axis whose split counts blocks comes behind the next one: fully_shard splits parts of layers.
+            is_late = bool(splits) and splits[-1][2] > 1
+            splits.insert(len(splits) - is_late, (place, size, getattr(split, "split_factor", 1)))
+            if is_late:
+                splits[-1] = (*splits[-1][:2], 1)
+    index = torch.arange(tensor.shape[axis])
+    for place, size, factor in splits:
+        shards = [block.chunk(size)[place] for block in index.chunk(factor) if place < len(block.chunk(size))]
         index = torch.cat(shards) if shards else index[:0]
     ends = [*(torch.nonzero(index.diff() != 1).flatten() + 1).tolist(), len(index)] if len(index) else []
     return [(int(index[begin]), begin, end) for begin, end in pairwise([0, *ends])]

@@ -8,10 +8,10 @@ from torch import Tensor
 from laconic import registry
 from laconic.artifacts.record import Record
 from laconic.errors import RecipeError
-from laconic.models.checkpoint import Checkpoint
+from train.optimizers.parameterwise import local
 from train.optimizers.weight_average import zero_weights
 from train.step.technique import Technique
-from train.step.train_state import StepCallback, StepCallbackFactory, TrainState
+from train.step.train_state import StepCallback, TrainState
 
 
 def has_property(history: Sequence[Record], name: str) -> bool:
@@ -23,32 +23,33 @@ def has_property(history: Sequence[Record], name: str) -> bool:
     return has_it
 
 
-def keep_zeros(checkpoint: Checkpoint, techniques: Mapping[str, Technique]) -> tuple[StepCallbackFactory, ...]:
-    """Make the callbacks that zero the pruned weights of a checkpoint after each step; none for one without pruned
-    weights.
-
-    Only parameters with two axes or more are masked. Raises RecipeError for a technique that loses zeros.
-    """
-    if not has_property(checkpoint.history, "zeros"):
-        return ()
+def must_keep_zeros(history: Sequence[Record], techniques: Mapping[str, Technique]) -> bool:
+    """Return whether a checkpoint with this history has pruned weights. Raises RecipeError for a technique that loses
+    their zeros."""
+    if not has_property(history, "zeros"):
+        return False
     for name, technique in techniques.items():
         if technique.loses_zeros:
             raise RecipeError(
                 f"{name} {technique.loses_zeros}, so the zeros that pruning has made would not stay. Remove {name}, or "
                 f"use gradient-checkpointing, gradient-accumulation or optimizer-in-backward instead"
             )
-    zeros = {name: value.detach() == 0 for name, value in checkpoint.module.named_parameters() if value.ndim > 1}
-    masks = {name: zero for name, zero in zeros.items() if bool(zero.any())}
-    return (lambda state: mask_weights(state, masks),)
+    return True
 
 
-def mask_weights(state: TrainState, masks: Mapping[str, Tensor]) -> StepCallback:
-    """Make a callback that sets weights, and their averages, to zero. masks: where, bool, by the parameter's name."""
-    parameters = dict(state.module.named_parameters())
-    masked = [(parameters[name], mask.to(parameters[name].device)) for name, mask in masks.items()]
+def mask_weights(state: TrainState) -> StepCallback:
+    """Make a callback that sets the weights that are zero now, and their averages, to zero. Each rank masks its shards.
+
+    Only parameters with two axes or more are masked.
+    """
+    masked: list[tuple[Tensor, Tensor]] = []
+    for parameter in state.module.parameters():
+        zeros = local(parameter).detach() == 0
+        if parameter.ndim > 1 and bool(zeros.any()):
+            masked.append((parameter, zeros))
 
     def callback(steps: int) -> None:
-        for parameter, mask in masked:
-            zero_weights(state.optimizer, parameter, mask)
+        for parameter, zeros in masked:
+            zero_weights(state.optimizer, parameter, zeros)
 
     return callback
