@@ -52,7 +52,8 @@ def snapshot_content(state: TrainState, losses: Sequence[float]) -> dict[str, An
     losses: of each step so far.
     """
     loop = {"losses": list(losses), "schedule": state.scheduler.state_dict(), "scaler": state.scaler.state_dict()}
-    return {"model": state.weights(), "optimizer": state.optimizer.state_dict(), "loop": {"json": json.dumps(loop)}}
+    optimizer = state.strategy.number_globally(state.optimizer.state_dict(), state.module)
+    return {"model": state.weights(), "optimizer": optimizer, "loop": {"json": json.dumps(loop)}}
 
 
 def resume(state: TrainState, snapshots: Snapshots, batch: Batch) -> list[float]:

@@ -14,6 +14,7 @@ from train.optimizers.optimizer import Groups, parameter_groups
 from train.optimizers.weight_average import average_weights
 from train.parallel.data_parallel import replicate_model
 from train.parallel.fully_sharded import shard_parameters
+from train.parallel.pipeline import Pipeline, PipelineSettings
 from train.parallel.ranks import Ranks, RanksStrategy
 from train.parallel.tensor_parallel import split_layers
 from train.parallel.tensor_plan import make_plan
@@ -33,24 +34,27 @@ def make_step_parts(
     *,
     sharded: bool = False,
     tensor: DeviceMesh | None = None,
+    pipeline: PipelineSettings | None = None,
 ) -> StepParts:
     """Make the parts of a step with every technique applied, not assembled yet.
 
     sharded: whether the weights are to be sharded, so that no device ever holds all of them. tensor: the ranks that
-    compute a part of every layer each. The module is changed in place: training mode, gradients for every
-    floating-point parameter, float32. Raises RecipeError for layers that `tensor` does not divide.
+    compute a part of every layer each. pipeline: how the layers are cut into stages, of which this rank keeps some. The
+    module is changed in place: training mode, gradients for every
+    floating-point parameter, float32. Raises RecipeError for layers that `tensor` or `pipeline` does not divide.
     """
     for parameter in module.parameters():
         parameter.requires_grad_(parameter.is_floating_point())
     chosen, optimizer = components.parameters, components.optimizer
     plan = make_plan(module, tensor.size()) if tensor is not None else None
+    stages = pipeline.make_plan(module, objective) if pipeline is not None else None
     frozen = freeze_parameters(module, chosen.freeze)
     scale = make_rate_scale(module, chosen.layer_decay) if chosen.layer_decay is not None else None
     module.train()
     elsewhere = any(tensor.device != device for tensor in (*module.parameters(), *module.buffers()))
     techniques = sort_by_slot(components.techniques)
-    places = sharded or tensor is not None or any(technique.places_weights for technique in techniques)
-    if elsewhere and not places:
+    is_placed = sharded or tensor is not None or any(technique.places_weights for technique in techniques)
+    if elsewhere and not is_placed and pipeline is None:
         module.to(device)
 
     def group(module: nn.Module) -> Groups:
@@ -70,8 +74,12 @@ def make_step_parts(
     first = [technique for technique in techniques if SLOTS.index(technique.slot) <= SLOTS.index("weights")]
     for technique in first:
         technique.apply(parts)
+    if pipeline is not None and stages is not None:
+        parts.parallelize(Pipeline(parts, stages, pipeline))
+        if not is_placed:
+            module.to(device)
     if tensor is not None and plan is not None:
-        split_layers(parts, plan, tensor)
+        split_layers(parts, plan.select(module), tensor)
     for technique in techniques[len(first) :]:
         technique.apply(parts)
     return parts
@@ -94,6 +102,9 @@ def distribute_step(parts: StepParts, training: Training, ranks: Ranks) -> None:
             "mesh: this task compares the rows of a batch with one another, and each rank sees its own alone. Train on "
             "one device"
         )
+    if isinstance(parts.strategy, Pipeline):
+        parts.strategy.distribute(parts, ranks, training.batch_size, mesh)
+        return
     rows = parts.micro_batch_rows
     micro_batches = ceil(ceil(training.batch_size / ranks.data_world) / rows) if rows else 1
     if ranks.axes is None:

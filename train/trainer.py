@@ -23,6 +23,7 @@ from train.data.batch_sampler import WINDOW, BatchSampler, row_lengths
 from train.data.sample_store import decoder_key
 from train.loop import LoopSettings, run_steps, translate_batch_norm_errors
 from train.observers import ObserverSettings, observe
+from train.parallel.pipeline import PipelineSettings, make_pipeline
 from train.parallel.ranks import Ranks
 from train.run_snapshot import open_snapshots, resume, save_snapshot
 from train.settings import Training
@@ -104,12 +105,15 @@ def train(
         training.count_steps(len(dataset.keys)),
     )
     every, is_pruned = eval_every or sampler.steps, must_keep_zeros(checkpoint.history, components.techniques)
-    state = start_training(checkpoint.module, objective, training, ranks, steps)
-    masks = [mask_weights(state)] if is_pruned else []
     with task.truncated(training.max_length), task.padded(components.padding_multiple):
+        first = first_batch(objective, dataset, sampler)
+        state = start_training(
+            checkpoint.module, objective, training, ranks, steps, make_pipeline(training.mesh, ranks, first)
+        )
+        masks = [mask_weights(state)] if is_pruned else []
         evaluate(state, 0)
         with open_snapshots(folder / SNAPSHOTS) as snapshots:
-            losses = resume(state, snapshots, first_batch(objective, dataset, sampler, ranks.device))
+            losses = resume(state, snapshots, {name: tensor.to(ranks.device) for name, tensor in first.items()})
             ended = bool(losses) and len(losses) < steps and len(losses) % every == 0 and evaluate(state, len(losses))
             loader = make_loader(state, task, dataset, sampler, training, cache, start=len(losses))
             after = [*masks, *(make(state) for make in callbacks)]
@@ -138,7 +142,14 @@ def describe_skipped(result: TrainResult) -> str:
     )
 
 
-def start_training(module: nn.Module, objective: Objective, training: Training, ranks: Ranks, steps: int) -> TrainState:
+def start_training(
+    module: nn.Module,
+    objective: Objective,
+    training: Training,
+    ranks: Ranks,
+    steps: int,
+    pipeline: PipelineSettings | None = None,
+) -> TrainState:
     """Make the training state before the first of `steps` steps: techniques applied, optimizer and scheduler made."""
     components = training.components()
     torch.manual_seed(training.seed)
@@ -149,6 +160,7 @@ def start_training(module: nn.Module, objective: Objective, training: Training, 
         ranks.device,
         sharded=training.mesh.is_sharded,
         tensor=ranks.select_axes("tensor"),
+        pipeline=pipeline,
     )
     distribute_step(parts, training, ranks)
     state = parts.assemble()
@@ -178,7 +190,7 @@ def make_loop_settings(
     """Make the settings of the loop. losses: of each step so far, which the loop appends to."""
     return LoopSettings(
         steps=state.scheduler.steps,
-        seed=training.seed + ranks.data_rank * RANK_SEEDS,
+        seed=training.seed + ranks.seed_rank * RANK_SEEDS,
         max_grad_norm=training.max_grad_norm,
         snapshot_every=training.snapshot_every,
         save=lambda done, wait: save_snapshot(snapshots, state, losses[:done], wait=wait),
@@ -212,7 +224,6 @@ def make_loader(
     )
 
 
-def first_batch(objective: Objective, dataset: Dataset, sampler: BatchSampler, device: torch.device) -> Batch:
+def first_batch(objective: Objective, dataset: Dataset, sampler: BatchSampler) -> Batch:
     """Build the batch of the first step. Raises DataError for what all rows lack, which is no single row's fault."""
-    batch = BatchBuilder(dataset, dataset.samples, objective.collate).collate(sampler.batch(0))
-    return {name: tensor.to(device) for name, tensor in batch.items()}
+    return BatchBuilder(dataset, dataset.samples, objective.collate).collate(sampler.batch(0))

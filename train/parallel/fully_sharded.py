@@ -1,6 +1,6 @@
 """Fully sharded data parallelism: each rank holds a shard of every parameter, its gradient and its optimizer state."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -49,35 +49,54 @@ def shard_parameters(parts: StepParts, ranks: Ranks, axes: DeviceMesh, micro_bat
     sharded once in its life. Raises RecipeError where a parameter cannot be sharded.
     """
     strategy = FullySharded(ranks, micro_batches)
-    for name, parameter in parts.module.named_parameters():
-        if parameter.ndim == 0:
-            raise RecipeError(f"mesh: {name} is a single number, which cannot be sharded. Set shard: 1")
+    check_shards(parts, mesh)
 
     def wrap(loss_module: nn.Module) -> nn.Module:
-        originals = [OriginalModule.of(module) for module in parts.module.modules()]
-        with account_as("host" if mesh.offload else None, "parameters"):
-            for module in (*find_layers(parts.module), loss_module):
-                cast = module is not loss_module
-                fully_shard(module, mesh=axes, **make_policies(parts.device, mesh, cast=cast))
-                account_gathering(module)
-        if mesh.precision:
-            # The loss module does not cast its inputs: labels that are numbers keep their precision.
-            parts.module.register_forward_pre_hook(cast_inputs_to_bf16, with_kwargs=True)
+        shard_modules(parts, find_layers(parts.module), [loss_module], axes, mesh)
         strategy.set_root(loss_module)
-        added = [original.release() for original in originals]
-
-        def undo() -> None:
-            for original, names in zip(originals, added, strict=True):
-                original.restore(names)
-            strategy.set_root(None)
-
-        parts.on_restore(undo)
+        parts.on_restore(lambda: strategy.set_root(None))
         return loss_module
 
     parts.wrap_loss_module(wrap, innermost=True)
     parts.parallelize(strategy)
+
+
+def check_shards(parts: StepParts, mesh: Mesh) -> None:
+    """Prepare a step for shards. Raises RecipeError where a parameter cannot be sharded."""
+    for name, parameter in parts.module.named_parameters():
+        if parameter.ndim == 0:
+            raise RecipeError(f"mesh: {name} is a single number, which cannot be sharded. Set shard: 1")
     if mesh.offload:
         parts.wrap_optimizer(lambda make, groups: account_steps_on_host(make(groups)))
+
+
+def shard_modules(
+    parts: StepParts,
+    layers: Sequence[nn.Module],
+    roots: Sequence[nn.Module],
+    axes: DeviceMesh,
+    mesh: Mesh,
+    *,
+    reshard: bool | None = None,
+) -> None:
+    """Shard layers by themselves, and the rest of each root, whose forward pass contains some of them. reshard: free
+    the gathered weights after the forward pass; None does so for all but a root's own."""
+    originals = [OriginalModule.of(module) for module in parts.module.modules()]
+    with account_as("host" if mesh.offload else None, "parameters"):
+        for module in (*layers, *roots):
+            policies = make_policies(parts.device, mesh, cast=module not in roots)
+            fully_shard(module, mesh=axes, reshard_after_forward=reshard, **policies)
+            account_gathering(module)
+    if mesh.precision:
+        # A root does not cast its inputs: labels that are numbers keep their precision.
+        parts.module.register_forward_pre_hook(cast_inputs_to_bf16, with_kwargs=True)
+    added = [original.release() for original in originals]
+
+    def undo() -> None:
+        for original, names in zip(originals, added, strict=True):
+            original.restore(names)
+
+    parts.on_restore(undo)
 
 
 def make_policies(device: torch.device, mesh: Mesh, *, cast: bool) -> dict[str, Any]:

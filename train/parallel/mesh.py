@@ -3,11 +3,12 @@
 from math import prod
 from typing import Literal, NamedTuple, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from laconic.config import Strict
 from laconic.errors import RecipeError
 
+ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zbv"]
 Axis = Literal["pipeline", "replicate", "shard", "tensor"]
 """What the ranks along an axis of a mesh share, outermost axis first: neighbours exchange the most."""
 
@@ -33,7 +34,9 @@ class Mesh(Strict):
     layer as they are needed (FSDP: Zhao et al., arXiv 2304.11277; ZeRO: Rajbhandari et al., arXiv 1910.02054). A null
     is replaced by the number of ranks divided by the others. With both, shards are gathered among neighbouring
     ranks and gradients averaged over the copies (hybrid sharding). tensor: ranks that compute a part of the attention
-    heads and FFN units of every layer (Shoeybi et al., Megatron-LM, arXiv 1909.08053). pipeline: not implemented; 1.
+    heads and FFN units of every layer (Shoeybi et al., Megatron-LM, arXiv 1909.08053). pipeline: ranks that have some
+    of the layers each, through which micro-batches pass in the order of `schedule` (Huang et al., GPipe, arXiv
+    1811.06965).
 
     compress: for replicas, the precision in which gradients are sent. precision: for shards, the precision in which
     weights are gathered and the model computes; shards and summed gradients stay FP32. offload: shards stay in the
@@ -44,24 +47,22 @@ class Mesh(Strict):
     shard: int | None = Field(default=1, ge=1)
     tensor: int = Field(default=1, ge=1)
     pipeline: int = Field(default=1, ge=1)
+    schedule: ScheduleName = "1f1b"
     compress: Literal["fp16", "bf16"] | None = None
     precision: Literal["bf16"] | None = None
     offload: bool = False
 
-    @field_validator("pipeline")
-    @classmethod
-    def _one(cls, ranks: int) -> int:
-        if ranks != 1:
-            raise ValueError(f"{ranks} ranks are not possible yet: a model is not cut into stages. Leave 1")
-        return ranks
-
     @model_validator(mode="after")
     def _settings_have_a_place(self) -> Self:
-        if self.compress and (self.is_sharded or self.tensor > 1):
+        if self.compress and (self.is_sharded or self.tensor > 1 or self.pipeline > 1):
             raise ValueError("compress is for replicas of whole models. Set precision in its place")
         if not self.is_sharded and (self.precision or self.offload):
             name = "precision" if self.precision else "offload"
             raise ValueError(f"{name} is for shards, and this mesh has none. Set shard: null to shard over all ranks")
+        if self.is_sharded and self.pipeline > 1 and self.schedule == "zbv":
+            raise ValueError(
+                "schedule zbv computes gradients of weights apart, which shards cannot. Choose interleaved"
+            )
         return self
 
     @property
@@ -74,7 +75,8 @@ class Mesh(Strict):
         """What the ranks share: axes of the mesh, as techniques and optimizers name what they cannot be combined
         with."""
         data: tuple[Axis, ...] = ("shard",) if self.is_sharded else ("replicate",)
-        return (*data, "tensor") if self.tensor > 1 else data
+        cuts: tuple[Axis, ...] = ("tensor", "pipeline")
+        return (*data, *(axis for axis in cuts if getattr(self, axis) > 1))
 
     def resolve(self, world: int) -> AxisSizes:
         """Return the sizes of all axes for `world` ranks. Raises RecipeError for a mismatch."""

@@ -39,7 +39,7 @@ class Ranks:
     def of(cls, rank: int, world: int, device: torch.device, mesh: Mesh) -> "Ranks":
         """Make this rank of an initialized process group. Raises RecipeError where the mesh does not fit `world`."""
         sizes = mesh.resolve(world)
-        is_cut = sizes.tensor > 1
+        is_cut = sizes.tensor > 1 or sizes.pipeline > 1
         if not mesh.is_sharded and not is_cut:
             return cls(rank, world, device, sizes)
         # Copies of a model that is cut are the replicas of one shard each: DDP takes no distributed tensors.
@@ -55,8 +55,13 @@ class Ranks:
 
     @property
     def data_rank(self) -> int:
-        """Which part of each batch this rank trains on: ranks along `tensor` have the same rows."""
+        """Which part of each batch this rank trains on: ranks along `tensor` and `pipeline` have the same rows."""
         return self.rank // self.sizes.tensor % self.data_world
+
+    @property
+    def seed_rank(self) -> int:
+        """The same number on ranks that draw the same random numbers, which are those along `tensor`."""
+        return self.rank // self.sizes.tensor
 
     @property
     def data_world(self) -> int:

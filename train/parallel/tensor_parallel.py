@@ -164,7 +164,7 @@ def find_config(module: nn.Module) -> Any:
 def find_tied_style(part: nn.Module, by_words: Collection[int]) -> str | None:
     """Return the style of an output layer that shares its weights with an embedding that is cut by words. by_words: the
     ids of such weights."""
-    is_tied = isinstance(part, nn.Linear) and id(part.weight) in by_words
+    is_tied = isinstance(part, nn.Linear) and id(part._parameters.get("weight")) in by_words
     return "colwise_gather_output" if is_tied else None
 
 

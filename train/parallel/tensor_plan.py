@@ -33,6 +33,12 @@ class TensorPlan:
     styles: Styles
     counts: Mapping[str, int] = field(default_factory=dict)
 
+    def select(self, module: nn.Module) -> "TensorPlan":
+        """Select the layers that have their weights on this rank."""
+        homes = {name for name, part in module.named_modules() if next(part.parameters(), None) is not None}
+        present = homes | {name for name, _ in module.named_parameters(remove_duplicate=False)}
+        return TensorPlan({name: style for name, style in self.styles.items() if name in present}, self.counts)
+
 
 def make_plan(module: nn.Module, size: int) -> TensorPlan:
     """Make the plan of a model for `size` ranks: from the config of its architecture where transformers has one, else

@@ -37,6 +37,12 @@ NEEDS = {
 }
 """What a technique may require of an optimizer: the attribute that tells, and the message where it is false."""
 
+CUTS = {
+    "tensor": "it needs whole layers, of which each rank computes a part",
+    "pipeline": "it needs the whole model, of which each rank has some layers",
+}
+"""By axis of a mesh that cuts the model, why most techniques cannot be used with it."""
+
 EXCLUSIVE_SLOTS = {"precision", "loss", "attention", "weights", "compile", "allocator"}
 """Slots that at most one technique may fill."""
 
@@ -54,7 +60,7 @@ def find_conflict(
     max_grad_norm: of gradient clipping, None without. parallelism: the axes of the mesh, as
     `Mesh.parallelism`; none on one device. ema: the decay of the average of the weights, None without.
     """
-    if ("shard" in parallelism or "tensor" in parallelism) and not optimizer.dtensor:
+    if {"shard", "tensor"} & {*parallelism} and not optimizer.dtensor:
         return f"{type(optimizer).__name__} needs whole weights, and shards are parts of them. Choose adamw"
     present = {name: (name, "Remove one of them") for name in techniques}
     if max_grad_norm is not None:
@@ -63,11 +69,9 @@ def find_conflict(
         present["ema"] = "ema", "Leave ema out"
     present |= {axis: (f"mesh ({axis})", "Remove one of them") for axis in parallelism}
     for name, technique in techniques.items():
-        if "tensor" in parallelism and not technique.takes_parts_of_layers:
-            return (
-                f"{name} and mesh (tensor) cannot be combined: it needs whole layers, of which each rank computes a "
-                f"part. Remove one of them"
-            )
+        for axis, reason in CUTS.items():
+            if axis in parallelism and not technique.takes_parts_of_layers:
+                return f"{name} and mesh ({axis}) cannot be combined: {reason}. Remove one of them"
         for other, reason in technique.excludes.items():
             if other in present:
                 label, advice = present[other]

@@ -12,20 +12,18 @@ EPSILON = 1e-6
 """Added to a norm before it divides, as torch does."""
 
 
-def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
-    """Scale the gradients in place so that their norm is at most `max_norm`; returns the norm before, [] float32, which
-    is the same on all ranks.
+def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float, norm: Tensor) -> None:
+    """Scale the gradients in place so that their norm, which is `norm` on all ranks, [] float32, becomes at most
+    `max_norm`.
 
     torch's clip_grad_norm_ raises for a mixture of tensors and distributed tensors, or of meshes, where it uses
     foreach, as on GPUs.
     """
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = measure_norm(gradients)
     scale = (max_norm / (norm + EPSILON)).clamp(max=1.0)
-    for gradient in gradients:
-        shard = to_shard(gradient)
-        shard.mul_(scale.to(shard.device))
-    return norm
+    for parameter in parameters:
+        if parameter.grad is not None:
+            shard = to_shard(parameter.grad)
+            shard.mul_(scale.to(shard.device))
 
 
 def measure_norm(gradients: Sequence[Tensor]) -> Tensor:

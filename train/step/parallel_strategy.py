@@ -1,9 +1,19 @@
 """How a training step cooperates with the steps of other devices."""
 
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
 from torch import Tensor, nn
+
+from train.step.gradient_norm import measure_norm
+from train.step.objective import Batch
+
+if TYPE_CHECKING:
+    from train.step.train_state import TrainState
+
+T = TypeVar("T")
 
 
 class ParallelStrategy:
@@ -36,3 +46,29 @@ class ParallelStrategy:
     def gather_weights(self) -> AbstractContextManager[Any]:
         """Enter a context in which the model can be called outside a step, by all ranks alike."""
         return nullcontext()
+
+    def accumulate_gradients(self, state: "TrainState", parts: Sequence[Batch], total: float) -> Tensor:
+        """Add the gradient of the summed loss of micro-batches over `total` to the parameters, and return that loss,
+        [] float32 without a gradient."""
+        loss = torch.zeros((), device=state.device)
+        for number, part in enumerate(parts, 1):
+            with self.synchronize_gradients(state.loss_module, number == len(parts)):
+                with state.phase("forward"), state.forward_context():
+                    value = state.loss_module(part) / total
+                with state.phase("backward"):
+                    state.scaler.scale(value).backward()
+            loss += value.detach()
+            del value
+        return loss
+
+    def measure_norm(self, parameters: Sequence[nn.Parameter]) -> Tensor:
+        """Measure the norm of the gradient of the whole model, [] float32. parameters: those of this rank."""
+        return measure_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+
+    def compute(self, function: Callable[[], T]) -> T:
+        """Return what a function computes with the model, which it calls once and outside of a step."""
+        return function()
+
+    def number_globally(self, optimizer_state: dict[str, Any], module: nn.Module) -> dict[str, Any]:
+        """Return the state of an optimizer with the parameters numbered as where one process has all of them."""
+        return optimizer_state

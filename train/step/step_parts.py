@@ -57,6 +57,11 @@ class StepParts:
         return self.modules.model
 
     @property
+    def strategy(self) -> ParallelStrategy:
+        """How the step cooperates with those of other devices."""
+        return self._strategy
+
+    @property
     def micro_batch_rows(self) -> int | None:
         """Rows of a micro-batch; None takes a batch as a whole."""
         return self._micro_batch_rows
@@ -97,6 +102,24 @@ class StepParts:
     def parallelize(self, strategy: ParallelStrategy) -> None:
         """Let the step cooperate with those of other devices."""
         self._strategy = strategy
+
+    def keep_groups(self) -> list[list[str]]:
+        """Keep the groups that the parameters are in now, also where some are removed or replaced afterwards; returns
+        the names in each."""
+        model, group_module = self.module, self._group_parameters
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        groups = group_module(model)
+        members = [[names[parameter] for parameter in group.pop("params")] for group in groups]
+
+        def group_kept(module: nn.Module) -> Groups:
+            if module is not model:
+                return group_module(module)
+            present = dict(model.named_parameters())
+            kept = [[present[name] for name in group if name in present] for group in members]
+            return [{"params": parameters, **group} for parameters, group in zip(kept, groups, strict=True)]
+
+        self._group_parameters = group_kept
+        return members
 
     def assemble(self) -> TrainState:
         """Put the parts together, when every technique has been applied."""

@@ -60,7 +60,8 @@ class Technique(BaseModel, ABC):
     is_simulated: ClassVar[bool] = True
     """Whether a simulated step shows what it saves."""
     takes_parts_of_layers: ClassVar[bool] = False
-    """Whether it works where each rank computes a part of every layer (tensor parallelism)."""
+    """Whether it works where each rank computes a part of every layer (tensor parallelism), or has some of the layers
+    (pipeline parallelism)."""
     renamed: ClassVar[Mapping[str, str]] = {}
     """Settings of earlier versions and their names of today: an old name is refused with the new one."""
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from train.step.gradient_norm import clip_gradients
@@ -28,19 +27,13 @@ def update_weights(
     state: TrainState, parts: Sequence[Batch], total: float, max_grad_norm: float | None = None
 ) -> Tensor:
     """Step the optimizer by the gradient of the summed loss of micro-batches over `total`, and return that loss."""
-    loss = torch.zeros((), device=state.device)
-    for number, part in enumerate(parts, 1):
-        with state.strategy.synchronize_gradients(state.loss_module, number == len(parts)):
-            with state.phase("forward"), state.forward_context():
-                value = state.loss_module(part) / total
-            with state.phase("backward"):
-                state.scaler.scale(value).backward()
-        loss += value.detach()
-        del value
+    loss = state.strategy.accumulate_gradients(state, parts, total)
     with state.phase("optimizer"):
         state.scaler.unscale_(state.optimizer)
         if max_grad_norm is not None:
-            state.gradient_norm = clip_gradients(trainable_parameters(state.module), max_grad_norm)
+            parameters = trainable_parameters(state.module)
+            state.gradient_norm = state.strategy.measure_norm(parameters)
+            clip_gradients(parameters, max_grad_norm, state.gradient_norm)
         state.scaler.step(state.optimizer)
         state.scaler.update()
         state.optimizer.zero_grad(set_to_none=True)

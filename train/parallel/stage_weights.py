@@ -1,0 +1,94 @@
+"""The weights of a pipeline's stages: a rank keeps its own, and gets all of them back when training is over."""
+
+import copy
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from laconic.models.repeated_layers import find_layer_lists
+from train.parallel.stage_plan import StagePlan
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedWeight:
+    """A parameter of the whole model. part, name: where it is. parameter: before other ranks' weights were dropped.
+    stages: that have it. in_layer: whether it is in a layer."""
+
+    part: nn.Module
+    name: str
+    parameter: nn.Parameter
+    stages: tuple[int, ...]
+    in_layer: bool
+
+
+def place_weights(module: nn.Module, plan: StagePlan) -> list[PlacedWeight]:
+    """List the parameters of a model with their stages, those that are used twice as often."""
+    (layers,) = find_layer_lists(module)
+    numbers = {part: number for number, layer in enumerate(layers.children()) for part in layer.modules()}
+    stage_of = {number: stage for stage, members in enumerate(plan.layers) for number in members}
+
+    def place(path: str, part: nn.Module) -> Iterator[PlacedWeight]:
+        for name, parameter in part._parameters.items():
+            if parameter is not None:
+                number = numbers.get(part)
+                found = plan.find_stages(f"{path}.{name}".lstrip(".")) if number is None else (stage_of[number],)
+                yield PlacedWeight(part, name, parameter, found, number is not None)
+
+    return [weight for path, part in module.named_modules() for weight in place(path, part)]
+
+
+def copy_skeleton(module: nn.Module, device: torch.device) -> nn.Module:
+    """Copy a model without its weights, which are all zero in the copy: to find the shape of its hidden states."""
+    memo: dict[int, object] = {
+        id(parameter): nn.Parameter(make_zeros(parameter, device), requires_grad=False)
+        for parameter in module.parameters()
+    }
+    memo |= {id(buffer): buffer for buffer in module.buffers()}
+    return copy.deepcopy(module, memo).eval()
+
+
+def make_zeros(like: Tensor, device: torch.device) -> Tensor:
+    """Make zeros of the shape of a tensor, in the memory of a single one."""
+    return torch.zeros((), dtype=like.dtype, device=device).expand(like.shape)
+
+
+def drop_other_weights(
+    weights: Sequence[PlacedWeight], stages: Collection[int], device: torch.device
+) -> Callable[[dist.ProcessGroup, Sequence[int]], None]:
+    """Drop the parameters that no stage of this rank has. In the place of those that are outside of layers zeros stay,
+    since the model's code runs them before it comes to the layers. Returns a function that brings the weights back.
+    """
+    for weight in weights:
+        if set(weight.stages).isdisjoint(stages):
+            zeros = make_zeros(weight.parameter, device)
+            del weight.part._parameters[weight.name]
+            if not weight.in_layer:
+                setattr(weight.part, weight.name, zeros)
+    shapes = {weight.parameter: weight.parameter.shape for weight in weights}
+    kept = {weight.parameter for weight in weights if not set(weight.stages).isdisjoint(stages)}
+    for weight in weights:
+        if weight.parameter not in kept:
+            weight.parameter.data = weight.parameter.new_empty(0)
+
+    def restore(group: dist.ProcessGroup, ranks: Sequence[int]) -> None:
+        """Give each rank of the group all weights. ranks: of each stage. They pass through the host's memory, which
+        holds whole models as well before a run begins."""
+        done: set[nn.Parameter] = set()
+        for weight in weights:
+            parameter = weight.parameter
+            if parameter not in done:
+                done.add(parameter)
+                is_here = parameter in kept
+                value = parameter.detach().cpu() if is_here else torch.empty(shapes[parameter], dtype=parameter.dtype)
+                value = value.contiguous()
+                dist.broadcast(value, group=group, group_src=ranks[weight.stages[0]])
+                parameter.data = value
+            weight.part.__dict__.pop(weight.name, None)
+        for part in {weight.part: None for weight in weights}:
+            own = {weight.name: weight.parameter for weight in weights if weight.part is part}
+            part._parameters = {**own, **{name: part._parameters[name] for name in part._parameters if name not in own}}
+
+    return restore
