@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -17,13 +18,17 @@ from laconic.models.signature import name_outputs
 from train.data.batch_builder import BatchBuilder
 from train.data.batch_sampler import BatchSampler, row_lengths
 from train.finetune.metric import Metric
-from train.step.objective import Objective
+from train.step.objective import Batch, Objective
+from train.step.parallel_strategy import ParallelStrategy
 
 ROWS = 32
 """Rows of a batch: larger batches are no faster on a CPU, and evaluation on a GPU is short anyway."""
 
 Row = tuple[Array, ...]
 """The outputs of one sample."""
+
+BatchResult = tuple[float, list[list[Array]]]
+"""The summed loss of a batch, and for each call of the module its outputs."""
 
 ForwardContext = Callable[[], AbstractContextManager[Any]]
 """A context of each forward pass, as `TrainState.forward_context`."""
@@ -37,6 +42,7 @@ def evaluate(
     *,
     rows: int = ROWS,
     forward_context: ForwardContext = nullcontext,
+    strategy: ParallelStrategy | None = None,
     metrics: Mapping[str, Metric] = MappingProxyType({}),
     before_batch: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
@@ -44,14 +50,17 @@ def evaluate(
     and the given metrics by name.
 
     The module is set to evaluation mode, and its training mode is restored. device: of its inputs. rows: of a batch; no
-    more than training takes at once, so that evaluation needs no more memory than training. before_batch: called before
-    each; it may raise.
+    more than training takes at once, so that evaluation needs no more memory than training. strategy: of the ranks that
+    have the model together. before_batch: called before each; it may raise.
     """
     training = module.training
     module.eval()
     try:
         with torch.no_grad():
-            loss, outputs = run_dataset(module, objective, dataset, device, rows, forward_context, before_batch)
+            compute = (strategy or ParallelStrategy()).compute
+            loss, outputs = run_dataset(
+                module, objective, dataset, device, rows, forward_context, compute, before_batch
+            )
     finally:
         module.train(training)
     return (
@@ -68,12 +77,14 @@ def run_dataset(
     device: torch.device,
     rows: int,
     forward_context: ForwardContext,
+    compute: Callable[[Callable[[], BatchResult]], BatchResult],
     before_batch: Callable[[], None] = lambda: None,
 ) -> tuple[float, list[Row]]:
     """Return the mean loss over all terms of a dataset, and the outputs of each sample, of any shape.
 
     An objective that compares rows sees `rows` of them at a time, drawn at random; else rows of similar length are
-    batched. There are no outputs where the objective does not call the module itself.
+    batched. There are no outputs where the objective does not call the module itself. compute: as of a
+    `ParallelStrategy`.
     """
     lengths = row_lengths(dataset) if objective.splittable else None
     sampler = BatchSampler(len(dataset.keys), rows, seed=0, lengths=lengths)
@@ -83,13 +94,11 @@ def run_dataset(
         before_batch()
         members = sampler.batch(number)
         batch = {name: tensor.to(device) for name, tensor in builder.collate(members).items()}
-        with forward_context(), record_outputs(module) as calls:
-            total += float(objective.loss(module, batch))
+        loss, calls = compute(partial(run_batch, module, objective, batch, forward_context))
+        total += loss
         terms += int(objective.count_terms(batch))
         samples = [row * dataset.per_row + offset for row in members for offset in range(dataset.per_row)]
-        for outputs in calls:
-            rowwise = [output for output in outputs if output.shape[:1] == outputs[0].shape[:1]]
-            arrays = [output.float().cpu().numpy() for output in rowwise]
+        for arrays in calls:
             row_outputs |= dict(zip(samples, zip(*arrays, strict=True), strict=True))
     if not terms:
         raise DataError(
@@ -97,6 +106,16 @@ def run_dataset(
             f"evaluate with"
         )
     return total / terms, [row_outputs[index] for index in sorted(row_outputs)]
+
+
+def run_batch(
+    module: nn.Module, objective: Objective, batch: Batch, forward_context: ForwardContext
+) -> BatchResult:
+    """Return the summed loss of a batch, and for each call of the module the outputs that have its rows."""
+    with forward_context(), record_outputs(module) as calls:
+        loss = float(objective.loss(module, batch))
+    rowwise = [[output for output in outputs if output.shape[:1] == outputs[0].shape[:1]] for outputs in calls]
+    return loss, [[output.float().cpu().numpy() for output in outputs] for outputs in rowwise]
 
 
 @contextmanager

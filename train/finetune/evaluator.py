@@ -143,6 +143,7 @@ class Evaluator:
                 state.device,
                 rows=rows,
                 forward_context=state.forward_context,
+                strategy=state.strategy,
                 metrics=self._metrics,
                 before_batch=state.stop_if_asked,
             )
@@ -163,7 +164,8 @@ class Evaluator:
                 state.forward_context(),
             ):
                 samples = [self._all.samples[row] for row in self._asked]
-                answers = state.objective.answer(state.module, samples, state.device)
+                module = state.strategy.share_module(state.module)
+                answers = state.objective.answer(module, samples, state.device)
         finally:
             state.module.train(training)
         self._steps.report("generated", " ".join(answers[0]["answer"].split()) or "nothing")

@@ -24,28 +24,24 @@ from train.parallel.fully_sharded import check_shards, gather_root, shard_module
 from train.parallel.mesh import Mesh, ScheduleName
 from train.parallel.pipeline_schedules import SCHEDULES, check_rows, choose_rows, list_actions, measure_bubble
 from train.parallel.ranks import Ranks, RanksStrategy
-from train.parallel.stage_layers import LayerRouter, RelayPass, StageEnd, StagePass, read_hidden, stage_layers
+from train.parallel.stage_layers import (
+    LayerRouter,
+    RelayPass,
+    SharedModule,
+    StageEnd,
+    StageModule,
+    StagePass,
+    read_hidden,
+    stage_layers,
+)
 from train.parallel.stage_plan import StagePlan, plan_stages
 from train.parallel.stage_weights import copy_skeleton, drop_other_weights, place_weights
 from train.step.gradient_norm import to_shard
 from train.step.objective import Batch, LossModule, Objective
+from train.step.parallel_strategy import SteppedModel
 from train.step.step_parts import StepParts
-from train.step.train_state import TrainState
 
 T = TypeVar("T")
-
-
-class StageModule(nn.Module):
-    """One stage of a model, which the model's own code runs: from the hidden states of the stage before to those of the
-    next, or to the loss."""
-
-    def __init__(self, members: Sequence[nn.Module], run: Callable[[Tensor | None, int], Tensor]) -> None:
-        super().__init__()
-        self.members = nn.ModuleList(members)
-        self._run = run
-
-    def forward(self, received: Tensor | None = None, *, number: Tensor) -> Tensor:
-        return self._run(received, int(number))
 
 
 @dataclass(frozen=True)
@@ -116,8 +112,9 @@ class Pipeline(RanksStrategy):
         module = parts.module
         for buffer in module.buffers():
             buffer.data = buffer.to(parts.device)
-        self._skeleton = copy_skeleton(module, parts.device)
-        (copies,) = find_layer_lists(self._skeleton)
+        skeleton = copy_skeleton(module, parts.device)
+        self._skeleton = LossModule(skeleton, parts.objective)
+        (copies,) = find_layer_lists(skeleton)
         stage_layers(copies, self._probe)
         weights = place_weights(module, self.plan)
         restore = drop_other_weights(weights, self._own, parts.device)
@@ -163,10 +160,10 @@ class Pipeline(RanksStrategy):
             run = partial(self._run_stage, loss_module, stage)
             self.stages[stage] = StageModule([*self._layers[stage], *self._outside[stage]], run)
 
-    def accumulate_gradients(self, state: TrainState, parts: Sequence[Batch], total: float) -> Tensor:
+    def accumulate_gradients(self, state: SteppedModel, parts: Sequence[Batch], total: float) -> Tensor:
         self._inputs = StepInputs(parts, total, partial(enter_forward, state))
         numbers, losses = torch.arange(len(parts)), list[Tensor]()
-        schedule = self._make_schedule(state.objective)
+        schedule = self._make_schedule()
         try:
             schedule.step(number=numbers, target=numbers, losses=losses, return_outputs=False)
         except RuntimeError as error:  # torch puts its own around what a stage raises
@@ -211,6 +208,9 @@ class Pipeline(RanksStrategy):
         value: T = result[0]
         return value
 
+    def share_module(self, module: nn.Module) -> nn.Module:
+        return SharedModule(module, self.compute)
+
     def number_globally(self, optimizer_state: dict[str, Any], module: nn.Module) -> dict[str, Any]:
         present = {name for name, _ in module.named_parameters()}
         numbers = dict(zip((name for group in self._layout for name in group), count()))
@@ -239,10 +239,10 @@ class Pipeline(RanksStrategy):
         hidden = pad(hidden.to(self._hidden.dtype), (0, 0) * (hidden.ndim - 1) + (0, missing)).contiguous()
         return hidden if hidden.requires_grad else hidden.detach().requires_grad_()
 
-    def _make_schedule(self, objective: Objective) -> Any:
+    def _make_schedule(self) -> Any:
         """Make the schedule of a step; that of the step before serves again where the hidden states have its shape."""
         assert self._inputs is not None
-        self._hidden, number = self._find_hidden(objective, self._inputs.batches[0]), len(self._inputs.batches)
+        self._hidden, number = self._find_hidden(self._inputs.batches[0]), len(self._inputs.batches)
         key = number, self._hidden.shape, self._hidden.dtype
         if key != self._schedule_key:
             self._schedule = None  # its buffers are freed before others are made
@@ -266,7 +266,7 @@ class Pipeline(RanksStrategy):
             self.bubble = measure_bubble(actions, self.plan.costs)
         return self._schedule
 
-    def _find_hidden(self, objective: Objective, batch: Batch) -> Tensor:
+    def _find_hidden(self, batch: Batch) -> Tensor:
         """Find the shape of the hidden states of a micro-batch, as a tensor without values."""
         shapes = tuple((name, tensor.shape) for name, tensor in batch.items())
         if shapes not in self._shapes:
@@ -278,7 +278,7 @@ class Pipeline(RanksStrategy):
 
             with torch.no_grad(), self._probe.route(stop):
                 try:
-                    LossModule(self._skeleton, objective)(batch)
+                    self._skeleton(batch)
                 except StageEnd as end:
                     dtype = self._dtype or end.hidden.dtype
                     self._shapes[shapes] = torch.empty_like(
@@ -313,7 +313,7 @@ def count_rows(batch: Batch) -> int:
 
 
 @contextmanager
-def enter_forward(state: TrainState) -> Iterator[None]:
+def enter_forward(state: SteppedModel) -> Iterator[None]:
     """Enter what the forward pass of a micro-batch is run in."""
     with state.phase("forward"), state.forward_context():
         yield

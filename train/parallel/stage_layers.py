@@ -167,6 +167,31 @@ class RelayPass:
             dist.send(hidden, group=self._group, group_dst=target)
 
 
+class StageModule(nn.Module):
+    """One stage of a model, which the model's own code runs: from the hidden states of the stage before to those of the
+    next, or to the loss."""
+
+    def __init__(self, members: Sequence[nn.Module], run: Callable[[Tensor | None, int], Tensor]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+        self._run = run
+
+    def forward(self, received: Tensor | None = None, *, number: Tensor) -> Tensor:
+        return self._run(received, int(number))
+
+
+class SharedModule(nn.Module):
+    """A model that several ranks run together, and whose output each of them gets, on the host. compute: as of a
+    `ParallelStrategy`."""
+
+    def __init__(self, module: nn.Module, compute: Callable[[Callable[[], Tensor]], Tensor]) -> None:
+        super().__init__()
+        self.module, self._compute = module, compute
+
+    def forward(self, *args: Tensor) -> Tensor:
+        return self._compute(lambda: self.module(*args).cpu())
+
+
 def read_hidden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
     """Return the hidden states among a layer's arguments; None without any."""
     hidden = args[0] if args else kwargs.get(HIDDEN)

@@ -12,7 +12,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from laconic.errors import RecipeError
 from laconic.models.flop_formulas import uncounted_kernels
 from laconic.models.repeated_layers import find_layer_lists
-from train.layerwise.layer_call import iterate_tensors
 from train.layerwise.layer_stack import hidden_of
 from train.parallel.stage_layers import read_hidden, replace_hidden
 from train.step.objective import Batch, Objective
@@ -163,8 +162,6 @@ class LayerTrace:
         self._count()
         self.values = len(output) if isinstance(output, tuple) else 0
         hidden, *others = output if isinstance(output, tuple) else (output,)
-        if any(tensor.requires_grad for tensor in iterate_tensors(others)):
-            raise self._refuse("its layers return more than hidden states")
         foreign = walk_graph(hidden)[0] - self._own[number] - {self._entered}
         if foreign:
             raise self._refuse(f"a layer takes {min(self._name(foreign, 'a layer'))} from outside of it")

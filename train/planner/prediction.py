@@ -117,11 +117,12 @@ def predict_rank(
 
 def check_predictable(training: Training) -> None:
     """Raise RecipeError for a mesh whose memory would be predicted wrongly."""
-    if training.mesh.tensor > 1:
-        raise RecipeError(
-            f"mesh: the memory of tensor: {training.mesh.tensor} cannot be predicted yet. Plan with tensor: 1, whose "
-            f"ranks need more, or with shard: null"
-        )
+    for axis in ("tensor", "pipeline"):
+        if (ranks := getattr(training.mesh, axis)) > 1:
+            raise RecipeError(
+                f"mesh: the memory of {axis}: {ranks} cannot be predicted yet. Plan with {axis}: 1, whose ranks need "
+                f"more, or with shard: null"
+            )
 
 
 def predict_per_device(

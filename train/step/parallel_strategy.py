@@ -2,18 +2,28 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from train.step.gradient_norm import measure_norm
-from train.step.objective import Batch
-
-if TYPE_CHECKING:
-    from train.step.train_state import TrainState
 
 T = TypeVar("T")
+
+
+class SteppedModel(Protocol):
+    """What the passes of a step take of a `TrainState`, which documents it."""
+
+    @property
+    def loss_module(self) -> nn.Module: ...
+    @property
+    def scaler(self) -> torch.amp.GradScaler: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def phase(self) -> Callable[[str], AbstractContextManager[Any]]: ...
+    def forward_context(self) -> AbstractContextManager[None]: ...
 
 
 class ParallelStrategy:
@@ -47,7 +57,7 @@ class ParallelStrategy:
         """Enter a context in which the model can be called outside a step, by all ranks alike."""
         return nullcontext()
 
-    def accumulate_gradients(self, state: "TrainState", parts: Sequence[Batch], total: float) -> Tensor:
+    def accumulate_gradients(self, state: SteppedModel, parts: Sequence[dict[str, Tensor]], total: float) -> Tensor:
         """Add the gradient of the summed loss of micro-batches over `total` to the parameters, and return that loss,
         [] float32 without a gradient."""
         loss = torch.zeros((), device=state.device)
@@ -72,3 +82,7 @@ class ParallelStrategy:
     def number_globally(self, optimizer_state: dict[str, Any], module: nn.Module) -> dict[str, Any]:
         """Return the state of an optimizer with the parameters numbered as where one process has all of them."""
         return optimizer_state
+
+    def share_module(self, module: nn.Module) -> nn.Module:
+        """Return a model that can be called any number of times, outside of a step and by all ranks alike."""
+        return module
