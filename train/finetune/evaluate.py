@@ -108,9 +108,7 @@ def run_dataset(
     return total / terms, [row_outputs[index] for index in sorted(row_outputs)]
 
 
-def run_batch(
-    module: nn.Module, objective: Objective, batch: Batch, forward_context: ForwardContext
-) -> BatchResult:
+def run_batch(module: nn.Module, objective: Objective, batch: Batch, forward_context: ForwardContext) -> BatchResult:
     """Return the summed loss of a batch, and for each call of the module the outputs that have its rows."""
     with forward_context(), record_outputs(module) as calls:
         loss = float(objective.loss(module, batch))
