@@ -2,6 +2,7 @@
 
 import math
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,6 +10,7 @@ import typer
 
 from laconic.commands.options import Builder, Json, Source, Task, Trust, WeightsKey, print_json
 from laconic.errors import GoalMissed, UsageError
+from laconic.registry import did_you_mean
 
 if TYPE_CHECKING:
     from train.finetune.finetune import FinetuneResult
@@ -38,6 +40,16 @@ MeasureAgain = Annotated[
 ]
 
 
+LAUNCHERS = ("local", "torchrun")
+"""Where `--on` starts the ranks: in this process, or several on this machine and others."""
+LAUNCH = {"rich_help_panel": "Ranks"}
+Place = Annotated[str, typer.Option(help="Where ranks are started: local (this process) or torchrun.", **LAUNCH)]
+NodeCount = Annotated[str, typer.Option(help="Machines: 2, or 1:2 for at least one of two.", **LAUNCH)]
+RankCount = Annotated[int, typer.Option(min=1, help="Ranks on each machine.", **LAUNCH)]
+MeetingPlace = Annotated[str | None, typer.Option(help="HOST:PORT of a machine, alike on all.", **LAUNCH)]
+RestartCount = Annotated[int, typer.Option(min=0, help="How often failed ranks start again.", **LAUNCH)]
+
+
 def finetune(
     source: OptionalSource = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the checkpoint to write.")] = None,
@@ -60,6 +72,11 @@ def finetune(
     nvtx: Annotated[bool, typer.Option("--nvtx", help="Add NVTX ranges for Nsight.")] = False,
     memory_snapshot: Annotated[bool, typer.Option("--memory-snapshot", help="Record all CUDA allocations.")] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard event files.")] = False,
+    on: Place = "local",
+    nnodes: NodeCount = "1",
+    nproc_per_node: RankCount = 1,
+    rdzv_endpoint: MeetingPlace = None,
+    max_restarts: RestartCount = 10,
     trust: Trust = False,
     show_recipe: Annotated[bool, typer.Option("--show-recipe", help="Print the complete recipe and exit.")] = False,
     as_json: Json = False,
@@ -67,18 +84,25 @@ def finetune(
     """Fine-tune a checkpoint on your data, with memory-saving techniques.
 
     The result is a checkpoint that `laconic compress` accepts as a source. An interrupted run resumes from its last
-    snapshot; under torchrun the same recipe trains on several devices.
+    snapshot; with --on torchrun, or under torchrun, the same recipe trains on several devices.
     """
     files = {key: str(value) for key, value in {"train": data, "evaluate": evaluate}.items() if value}
     keys = {"source": source, "task": task, "builder": builder, "weights_key": weights_key, "data": files or None}
     options = {"epochs": epochs, "batch_size": batch, "steps": steps, "seed": seed, "memory": memory}
-    settings = {"techniques": technique or None, "learning_rate": lr, "assignments": assignment or None}
-    chosen = read_training_recipe(recipe, keys | options | settings, trust=trust)
+    more = {"techniques": technique or None, "learning_rate": lr, "assignments": assignment or None}
+    chosen = read_training_recipe(recipe, keys | options | more, trust=trust)
     if show_recipe:
         typer.echo(chosen.to_yaml(), nl=False)
         return
     if output is None:
         raise UsageError("nowhere to write to. Give --output FOLDER, as tuned")
+    if on not in LAUNCHERS:
+        raise UsageError(f"there is nowhere called {on!r} to train on. {did_you_mean(on, LAUNCHERS)}")
+    if on != "local" and "RANK" not in os.environ:  # it is in the ranks that this starts, by the same command
+        from train.launchers.torchrun import LaunchSettings, launch_ranks
+
+        settings = LaunchSettings(nnodes, nproc_per_node, rdzv_endpoint, max_restarts)
+        raise typer.Exit(launch_ranks(sys.argv[1:], settings, run=output.name))
     from train.finetune.finetune import finetune
     from train.observers import ObserverSettings
 

@@ -1,0 +1,141 @@
+"""Kill one of four ranks of a run of fine-tuning, again and again, and see whether and when the run goes on.
+
+    python benchmarks/killed_ranks.py MODEL DATA [--kills 20] [--lose rank|machine]
+
+MODEL is all-MiniLM-L6-v2 or a like folder, DATA texts with classes. Each time a run is started with `--on torchrun`,
+and at a random moment a rank is killed by SIGKILL: one of the four of a machine, or, with `--lose machine`, one of four
+agents with its only rank, after which three go on. It must take a step within 60 s, and lose `snapshot_every` steps at
+most.
+"""
+
+import argparse
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from train.callbacks.journal import read_lines
+
+RANKS, EVERY, STEPS = 4, 5, 10_000
+LIMIT = 60.0
+START = 240.0
+
+
+def main() -> None:
+    """Kill, wait, print a line for each time."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--lose", choices=["rank", "machine"], default="rank")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    dice, times = random.Random(arguments.seed), []
+    for number in range(arguments.kills):
+        with tempfile.TemporaryDirectory() as folder:
+            seconds, lost = kill_once(arguments.model, arguments.data, Path(folder), arguments.lose, dice)
+        times.append(seconds)
+        verdict = "" if seconds <= LIMIT and lost <= EVERY else "  TOO MUCH"
+        print(f"{number + 1:2}: went on after {seconds:4.1f} s, {lost} steps lost{verdict}", flush=True)
+    good = sum(seconds <= LIMIT for seconds in times)
+    print(f"{good} of {len(times)} went on within {LIMIT:.0f} s; median {sorted(times)[len(times) // 2]:.1f} s")
+
+
+def kill_once(model: Path, data: Path, folder: Path, lose: str, dice: random.Random) -> tuple[float, int]:
+    """Return the seconds from a kill to the next step, and the number of steps that were done again."""
+    log = folder / "tuned.training" / "train.jsonl"
+    agents = start_agents(model, data, folder, 1 if lose == "rank" else RANKS)
+    try:
+        wait_for(lambda: count(log) > EVERY, START)
+        time.sleep(dice.uniform(0, 2))
+        victim = agents[0] if lose == "rank" else dice.choice(agents[1:])  # the first holds the store of the agents
+        ranks = sorted(psutil.Process(victim.pid).children(), key=lambda process: process.pid)
+        chosen = dice.choice(ranks)
+        before, began, inode = count(log), time.monotonic(), log.stat().st_ino
+        for process in [chosen] if lose == "rank" else [psutil.Process(victim.pid), chosen]:
+            process.send_signal(signal.SIGKILL)
+        # A run that goes on writes its log anew, up to the step of its snapshot.
+        wait_for(lambda: log.stat().st_ino != inode and count(log) > resumed_step(folder), START)
+        return time.monotonic() - began, before - resumed_step(folder)
+    finally:
+        for agent in agents:
+            stop(agent)
+
+
+def start_agents(model: Path, data: Path, folder: Path, count: int) -> list["subprocess.Popen[bytes]"]:
+    """Start the agents of one run: one with four ranks, or four with one each."""
+    recipe = ["--task", "text-classification", "--steps", str(STEPS), "--set", f"snapshot_every={EVERY}"]
+    options = [
+        *recipe,
+        "--batch",
+        "8",
+        "--set",
+        f"eval_every={STEPS}",
+        "--set",
+        "precision=fp32",
+        "-o",
+        str(folder / "tuned"),
+    ]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        endpoint = f"localhost:{free.getsockname()[1]}"
+    ranks = ["--nproc-per-node", str(RANKS)] if count == 1 else ["--nnodes", f"1:{RANKS}", "--rdzv-endpoint", endpoint]
+    command = [
+        sys.executable,
+        "-m",
+        "laconic",
+        "finetune",
+        str(model),
+        "--data",
+        str(data),
+        *options,
+        "--on",
+        "torchrun",
+        *ranks,
+    ]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with (folder / "log.txt").open("ab") as output:
+        return [subprocess.Popen(command, stdout=output, stderr=output, env=environment) for _ in range(count)]
+
+
+def count(log: Path) -> int:
+    """Count the steps in the log of a run."""
+    return len(read_lines(log))
+
+
+def resumed_step(folder: Path) -> int:
+    """Return the step of the snapshot that the run has last gone on from."""
+    steps = re.findall(r"from the snapshot after\s+step (\d+)", (folder / "log.txt").read_text())
+    return int(steps[-1]) if steps else 0
+
+
+def wait_for(condition: Callable[[], bool], seconds: float) -> None:
+    """Wait until a condition holds. Exits after so many seconds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise SystemExit("the run does not go on")
+        time.sleep(0.05)
+
+
+def stop(agent: "subprocess.Popen[bytes]") -> None:
+    """Kill an agent and its ranks."""
+    if agent.poll() is None:
+        children = psutil.Process(agent.pid).children(recursive=True)
+        agent.kill()
+        for child in children:
+            child.kill()
+    agent.wait()
+
+
+if __name__ == "__main__":
+    main()

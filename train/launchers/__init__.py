@@ -1,0 +1,1 @@
+"""Launchers: where the ranks of a run are started."""
