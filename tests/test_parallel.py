@@ -495,7 +495,6 @@ def test_what_is_left_open_takes_the_ranks_that_are_left_or_is_refused(mesh, wor
     [
         ({"tensor": 2, "compress": "fp16"}, "compress is for replicas"),
         ({"pipeline": 4, "compress": "fp16"}, "compress is for replicas"),
-        ({"pipeline": 2, "shard": 2, "schedule": "zbv"}, "which shards cannot"),
         ({"compress": "fp16", "shard": None}, "compress is for replicas"),
         ({"precision": "bf16"}, "precision is for shards"),
         ({"offload": True}, "offload is for shards"),

@@ -1,4 +1,4 @@
-"""Ranks that compute parts of layers learn as one process does, and their snapshots are those of one process."""
+"""Ranks that compute parts of layers, or some of them, learn as one process, and so do their snapshots."""
 
 import copy
 import json
@@ -16,6 +16,7 @@ from laconic.tasks.token_positions import IGNORED
 from train.objectives.cross_entropy import TokenCrossEntropy
 from train.objectives.next_token import NextToken
 from train.parallel.mesh import Mesh
+from train.parallel.pipeline import make_pipeline
 from train.parallel.ranks import Ranks, open_ranks
 from train.parallel.tensor_plan import derive_plan, make_plan
 from train.run_snapshot import resume, save_snapshot
@@ -34,14 +35,17 @@ GPT2 = {"vocab_size": WORDS, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positio
 MASKS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 CHAINS = {
     2: ("tied", [{"shard": 2}, {"tensor": 2}, {}, {"shard": 2}]),
-    4: ("gpt2", [{"shard": 4}, {"tensor": 4}, {"shard": 2, "tensor": 2}, {"tensor": 2}]),
+    4: (
+        "gpt2",
+        [{"shard": 4}, {"tensor": 4}, {"pipeline": 2, "shard": 2}, {"pipeline": 2, "tensor": 2}, {"tensor": 2}],
+    ),
 }
 """By the number of ranks: a model, and the meshes that train it for a step each."""
 PARTS = {"gradient-accumulation": {"rows": 1}}
 
 
 def llama(**changes):
-    return LanguageModel(transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA, **changes)))
+    return LanguageModel(transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA | changes)))
 
 
 def gpt2():
@@ -50,8 +54,8 @@ def gpt2():
     return LanguageModel(transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2, **still, eos_token_id=0)))
 
 
-def bert(dropout=0.0):
-    sizes = {**SIZES, "vocab_size": WORDS, "max_position_embeddings": LENGTH}
+def bert(dropout=0.0, **changes):
+    sizes = {**SIZES, **changes, "vocab_size": WORDS, "max_position_embeddings": LENGTH}
     return transformers.BertForMaskedLM(transformers.BertConfig(**sizes, **dict.fromkeys(MASKS, dropout)))
 
 
@@ -60,6 +64,9 @@ MODELS = {
     "tied": (lambda: llama(tie_word_embeddings=True), NextToken),
     "gpt2": (gpt2, NextToken),
     "bert": (bert, TokenCrossEntropy),
+    "deep llama": (lambda: llama(num_hidden_layers=4), NextToken),
+    "deep tied": (lambda: llama(num_hidden_layers=4, tie_word_embeddings=True), NextToken),
+    "deep bert": (lambda: bert(num_hidden_layers=4), TokenCrossEntropy),
 }
 ADAPTED = ({"lora": {"rank": 2}}, "gradient-checkpointing", PARTS)
 TWO = {"tensor": 2}
@@ -68,9 +75,21 @@ RUNS = {
     "gpt2": ("gpt2", TWO, ("gradient-checkpointing", PARTS)),
     "bert": ("bert", TWO, ()),
     "llama, adapters": ("llama", TWO, ADAPTED),
+    "bert, stages": ("deep bert", {"pipeline": 2, "schedule": "zbv"}, ()),
+    "tied, stages": ("deep tied", {"pipeline": 2, "schedule": "interleaved"}, ADAPTED),
 }
 """Of two ranks: the model, the mesh and the techniques."""
-FOUR = {"tied, shards": ("tied", {"shard": 2, "tensor": 2}, (PARTS,)), "gpt2, copies": ("gpt2", {"tensor": 2}, ())}
+FOUR = {
+    "tied, shards": ("tied", {"shard": 2, "tensor": 2}, (PARTS,)),
+    "gpt2, copies": ("gpt2", {"tensor": 2}, ()),
+    "tied, stages of heads": ("tied", {"pipeline": 2, "tensor": 2}, ({"gradient-accumulation": {"rows": 3}},)),
+    "gpt2, stages of shards": ("gpt2", {"pipeline": 2, "shard": 2}, ("gradient-checkpointing", PARTS)),
+    "llama, four stages": (
+        "deep llama",
+        {"pipeline": 4, "schedule": "gpipe"},
+        ({"gradient-accumulation": {"rows": 4}},),
+    ),
+}
 """Of four ranks; the second has two copies, as many as there are ranks for."""
 
 
@@ -95,9 +114,9 @@ def begin(name, mesh, techniques, ranks, model=None):
     module = model or make()
     torch.manual_seed(1)
     components = training.components()
-    parts = make_step_parts(
-        module, objective(None), components, CPU, sharded=Mesh(**mesh).is_sharded, tensor=ranks.select_axes("tensor")
-    )
+    pipeline = make_pipeline(training.mesh, ranks, make_rows(0, ranks.data_rank, ranks.data_world))
+    axes = {"sharded": training.mesh.is_sharded, "tensor": ranks.select_axes("tensor"), "pipeline": pipeline}
+    parts = make_step_parts(module, objective(None), components, CPU, **axes)
     distribute_step(parts, training, ranks)
     state = parts.assemble()
     state.scheduler = components.schedule.build(state.optimizer, STEPS)
@@ -159,7 +178,8 @@ def run_each(rank, folder, world, runs):
             ranks = Ranks.of(rank, world, CPU, Mesh(**run[1]))
             state, losses, norms = begin(*run, ranks), [], []
             learn(state, ranks, losses, norms, KEPT)
-            assert all(isinstance(weight, DTensor) for weight in state.module.parameters())
+            is_cut = "tensor" in run[1]
+            assert not is_cut or all(isinstance(weight, DTensor) for weight in state.module.parameters())
             with Snapshots(folder / name) as snapshots:
                 save_snapshot(snapshots, state, losses, wait=True)
             learn(state, ranks, losses, norms)

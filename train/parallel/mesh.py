@@ -59,10 +59,6 @@ class Mesh(Strict):
         if not self.is_sharded and (self.precision or self.offload):
             name = "precision" if self.precision else "offload"
             raise ValueError(f"{name} is for shards, and this mesh has none. Set shard: null to shard over all ranks")
-        if self.is_sharded and self.pipeline > 1 and self.schedule == "zbv":
-            raise ValueError(
-                "schedule zbv computes gradients of weights apart, which shards cannot. Choose interleaved"
-            )
         return self
 
     @property

@@ -142,6 +142,11 @@ class Pipeline(RanksStrategy):
         self._dtype = torch.bfloat16 if mesh.precision else None
         axes = ranks.select_axes("replicate", "shard")
         if axes is not None:
+            if mesh.schedule == "zbv":
+                raise RecipeError(
+                    "mesh: schedule: zbv computes the gradients of weights apart, which FSDP2 does not notice, and "
+                    "there are replicas or shards. Choose interleaved"
+                )
             check_shards(parts, mesh)
 
         def wrap(loss_module: nn.Module) -> nn.Module:

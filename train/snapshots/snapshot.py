@@ -64,9 +64,9 @@ class Snapshots:
         """Copy the state to host memory, and write it in the background; tensors that are stored already are skipped.
 
         state: nested mappings and lists of tensors, DTensors and plain JSON values. Plain values, and tensors that are
-        not sharded, must be equal on all ranks. wait: write without the copy, and return when the snapshot is on the
-        disk. frozen: dotted paths of tensors that never change: they are not copied, and are hashed once.
-        A write that is still running is waited for.
+        not sharded, must be equal on all ranks that have them. wait: write without the copy, and return when the
+        snapshot is on the disk. frozen: dotted paths of tensors that never change: they are not copied, and are hashed
+        once. A write that is still running is waited for.
         Raises UsageError for a state with other values, and where a snapshot of a later step exists; TrainingFailure
         where this write, or the one before, failed: earlier snapshots are kept.
         """
@@ -140,6 +140,7 @@ class Snapshots:
 
     def _write(self, step: int, shards: dict[str, TensorShard], values: dict[str, Any]) -> None:
         known = self._read_intact()
+        values = {name: value for part in reversed(self._gather(values)) for name, value in part.items()}
         writer = PackWriter(self.folder, step, values, known)
         try:
             state_dict_saver.save(shards, storage_writer=writer, planner=ShardSavePlanner(), process_group=self._group)
@@ -183,8 +184,8 @@ class Snapshots:
     def _check(self, manifest: SnapshotManifest, shards: Mapping[str, TensorShard], values: Mapping[str, Any]) -> None:
         """Raise SourceError, on all ranks alike, unless the snapshot has the names, shapes and dtypes of the state."""
         shapes = {shard.name: (str(shard.tensor.dtype), tuple(shard.shape)) for shard in shards.values()}
-        expected: dict[str, Any] = dict.fromkeys(values)
-        for others in self._gather(shapes):
+        expected: dict[str, Any] = {}
+        for others in self._gather(shapes | dict.fromkeys(values)):
             expected |= others
         saved: dict[str, Any] = {name: (entry.dtype, entry.shape) for name, entry in manifest.tensors.items()}
         saved |= dict.fromkeys(manifest.values)
