@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from export.candidates.engine_option import EngineOption
 from export.lineage import Lineage
-from export.passes.grouped_weights import read_grouped_weight
+from export.passes.grouped_weights import find_weight_names, read_grouped_weight
 from export.pipeline import EngineBuild, Result
 from export.sources import ADAPTER, capture_graph, open_onnx_original, open_source
 from export.validation.figures import round_figure
@@ -175,16 +175,6 @@ def restore_plan(artifact: Artifact, calibration: Calibration, graph: Graph) -> 
             arrays = [numpy_helper.to_array(tensor) for tensor in (integers, scales)]
             weights[node, each] = QuantizedWeight(arrays[0], arrays[1].reshape(1, -1), corrections.get(node))
     return replace(plan, weights=weights)
-
-
-def find_weight_names(nodes: Mapping[str, onnx.NodeProto], layer: str) -> tuple[str, str]:
-    """Find the names of the integers and scales that a layer reads, which layers with the same weight share; names of
-    nothing where it is not in 8 bits."""
-    stem = f"{layer}/weight"
-    if (whole := nodes.get(f"{stem}/DQ")) is not None:
-        return whole.input[0], whole.input[1]
-    cast, product = nodes.get(f"{stem}/int32"), nodes.get(f"{stem}/multiply")
-    return (cast.input[0], product.input[1]) if cast is not None and product is not None else ("", "")
 
 
 @contextmanager

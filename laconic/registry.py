@@ -149,6 +149,14 @@ WEIGHT_FORMATS = {
 }
 """By the `quant_method` of a config.json of transformers, how the quantized weights are stored."""
 
+EXPORT_FORMATS = {
+    "compressed-tensors": "export.formats.transformers_folder:write_compressed_tensors",
+    "gguf": "export.formats.gguf_file:write_gguf",
+    "gptq": "export.formats.transformers_folder:write_gptq",
+    "openvino": "export.formats.openvino_folder:write_openvino",
+}
+"""Formats of other programs that artifacts of language models are written in."""
+
 IMAGE_PROCESSORS = {
     "ConditionalDetrImageProcessor": "laconic.models.image_rules:read_detr",
     "ConvNextImageProcessor": "laconic.models.image_rules:read_convnext",
@@ -222,6 +230,7 @@ TABLES = {
     "technique": TECHNIQUES,
     "format": FORMATS,
     "weight format": WEIGHT_FORMATS,
+    "export format": EXPORT_FORMATS,
     "image processor": IMAGE_PROCESSORS,
     "optimizer": OPTIMIZERS,
     "schedule": SCHEDULES,
@@ -266,7 +275,7 @@ PACKAGES_OF_EXTRA = {
     "timm": ("timm",),
     "train": ("torchao", "peft", "accelerate", "tensorboard", "pynvml"),
     "cpu": ("onnxruntime", "openvino"),
-    "generate": ("openvino_genai", "llguidance"),
+    "generate": ("openvino_genai", "openvino_tokenizers", "llguidance"),
     "tensorrt": ("tensorrt",),
     "gpu": ("cuda",),
     "serve": ("fastapi", "uvicorn", "orjson", "prometheus_client", "tokenizers", "PIL"),

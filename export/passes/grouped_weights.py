@@ -1,4 +1,5 @@
-"""Weights in 4 and 8 bits whose groups of inputs have a scale each, in the form that each engine reads."""
+"""Weights in 4 and 8 bits whose groups of inputs have a scale each, in the form that each engine reads; and where a
+graph has the weights in 8 bits of other layers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -250,3 +251,13 @@ def unpack_weight(packed: Array, parameters: Sequence[Array], step: int, rows: i
     scales, *zeros = (array.reshape(len(packed), -1).T.astype(np.float32) for array in parameters)
     integers = unpack_blocks(packed, rows, bits)
     return QuantizedWeight(integers, scales, group_size=step, zeros=zeros[0] - offset(bits) if zeros else None)
+
+
+def find_weight_names(nodes: Mapping[str, NodeProto], layer: str) -> tuple[str, str]:
+    """Find the names of the integers and scales that a layer reads, which layers with the same weight share; names of
+    nothing where it is not in 8 bits."""
+    stem = f"{layer}/weight"
+    if (whole := nodes.get(f"{stem}/DQ")) is not None:
+        return whole.input[0], whole.input[1]
+    cast, product = nodes.get(f"{stem}/int32"), nodes.get(f"{stem}/multiply")
+    return (cast.input[0], product.input[1]) if cast is not None and product is not None else ("", "")

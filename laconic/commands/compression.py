@@ -1,6 +1,7 @@
 """Commands that make an artifact or a compressed checkpoint: `compress`, `export`."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +25,7 @@ from laconic.errors import GoalMissed, UsageError
 
 if TYPE_CHECKING:
     from compress.pipeline import CompressedCheckpoint
+    from export.formats.write import WrittenFormat
     from export.pipeline import Result
     from laconic.recipes.recipe import Recipe
 
@@ -135,13 +137,24 @@ def export(
     task: Task = None,
     builder: Builder = None,
     weights_key: WeightsKey = None,
+    to: Annotated[
+        str | None, typer.Option(help="Write an ARTIFACT for other programs: compressed-tensors, gguf, gptq, openvino.")
+    ] = None,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Write a model as an artifact in full precision: capture, build, validate, without compression.
 
-    Without --data, outputs are compared on made-up inputs, and the artifact records that.
+    Without --data, outputs are compared on made-up inputs, and the artifact records that. With --to, write the language
+    model in an artifact in a format of another program, with the integers and scales that the artifact holds.
     """
+    if to is not None:
+        if data or task or builder or weights_key:
+            raise UsageError("--to writes an artifact as it is: --data, --task, --builder, --weights-key have no use")
+        from export.formats.write import write_format
+
+        finish_format(write_format(Path(source), to, output), as_json)
+        return
     keys: dict[str, Any] = {
         "source": source,
         "task": task,
@@ -237,6 +250,19 @@ def finish_checkpoint(result: "CompressedCheckpoint", as_json: bool) -> None:
         print_checkpoint(result.path, result.report)
     if result.missed:
         raise GoalMissed(f"the goal was not met: {list_missed(result.missed)} The checkpoint is in {result.path}")
+
+
+def finish_format(written: "WrittenFormat", as_json: bool) -> None:
+    """Print what was written in a format of another program."""
+    from laconic.commands.console import OUT
+    from laconic.units import format_bytes
+
+    if as_json:
+        print_json(asdict(written))
+        return
+    OUT.print(f"{written.path}: {written.format}, {format_bytes(written.size)}", soft_wrap=True)
+    for note in written.notes:
+        OUT.print(f"  {note}", soft_wrap=True)
 
 
 def list_missed(missed: Sequence[str]) -> str:

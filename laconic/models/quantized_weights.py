@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import transformers
+from gguf import GGUFReader
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -16,9 +17,9 @@ from torch import Tensor
 from laconic import registry
 from laconic.errors import FormatRefused, SourceError
 from laconic.models.folder_weights import weight_files
+from laconic.models.gguf_splitting import set_splitting
 from laconic.models.model_folder import QUANTIZATION, find_gguf, read_quantization, read_source_json
 from laconic.models.pretrained import quiet
-from laconic.registry import missing_package
 from laconic.weight_formats.weight_format import WeightFormat
 
 CONFIG = "config.json"
@@ -116,11 +117,20 @@ def restore_gguf(file: Path, destination: Path) -> None:
             model.load_state_dict(packed.state_dict())
             model.save_pretrained(destination)
             transformers.AutoTokenizer.from_pretrained(file.parent, **read).save_pretrained(destination)
-    except ImportError as error:
-        raise missing_package("gguf") from error
+        restore_splitting(file, destination / "tokenizer.json")
     except Exception as error:  # of whichever library finds a damaged or an unknown part
         reason = " ".join(str(error).split())[:300]
         raise SourceError(
             f"{file} does not load ({type(error).__name__}: {reason}). Expected a GGUF file of a language model that "
             f"transformers {transformers.__version__} reads, whole"
         ) from error
+
+
+def restore_splitting(file: Path, path: Path) -> None:
+    """Let the tokenizer.json that transformers wrote of a GGUF file split texts as the file says: transformers splits
+    all as GPT-2 (5.23), so that SmolLM2 would get other tokens for numbers."""
+    field = GGUFReader(file).fields.get("tokenizer.ggml.pre")
+    tokenizer = read_source_json(path)
+    if field is not None and tokenizer["model"]["type"] == "BPE":
+        set_splitting(tokenizer, str(field.contents()))
+        path.write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")

@@ -107,9 +107,9 @@ class CompressedTensorsFormat(WritableFormat):
 
     @classmethod
     def store(cls, layer: LinearWeight) -> dict[str, Tensor]:
-        scales = torch.from_numpy(layer.weight.scales).T.contiguous()
+        scales = torch.tensor(layer.weight.scales).T.contiguous()
         if layer.has_integer_inputs:
-            return {"weight": torch.from_numpy(layer.weight.integers).T.contiguous(), "weight_scale": scales}
+            return {"weight": torch.tensor(layer.weight.integers).T.contiguous(), "weight_scale": scales}
         integers = layer.integers
         shape = torch.tensor(integers.shape)
         return {"weight_packed": pack(integers, layer.bits), "weight_scale": scales, "weight_shape": shape}

@@ -12,6 +12,7 @@ from laconic.errors import FormatRefused
 from laconic.weight_formats.packed_integers import WORD, pack, unpack
 from laconic.weight_formats.weight_format import LinearWeight, WritableFormat, dequantize, group_inputs
 
+HEAD = "lm_head"
 BITS = (2, 4, 8)
 EARLIER = 1
 """What the first version of the format, "gptq", takes from a zero before it is stored."""
@@ -26,6 +27,7 @@ class GptqFormat(WritableFormat):
     earlier: int = EARLIER
 
     parts: ClassVar[frozenset[str]] = frozenset({"qweight", "qzeros", "scales", "g_idx"})
+    holds_head: ClassVar[bool] = False
 
     @classmethod
     def read(cls, settings: Mapping[str, Any]) -> Self:
@@ -47,7 +49,7 @@ class GptqFormat(WritableFormat):
 
     @classmethod
     def describe(cls, layers: Mapping[str, LinearWeight], others: list[str]) -> dict[str, Any]:
-        others = [name for name in others if name != "lm_head"]
+        others = [name for name in others if name != HEAD]  # which stays in float
         forms = {(layer.bits, layer.group_size, layer.has_integer_inputs) for layer in layers.values()}
         if others or len(forms) != 1:
             odd = others[0] if others else list(layers)[-1]
@@ -79,8 +81,8 @@ class GptqFormat(WritableFormat):
         zeros = np.zeros_like(weight.scales) if weight.zeros is None else weight.zeros
         return {
             "qweight": pack(layer.integers, layer.bits).T.contiguous(),
-            "qzeros": pack(torch.from_numpy(zeros).to(torch.int32) + half - EARLIER, layer.bits),
-            "scales": torch.from_numpy(weight.scales).to(torch.float16),
+            "qzeros": pack(torch.tensor(zeros).to(torch.int32) + half - EARLIER, layer.bits),
+            "scales": torch.tensor(weight.scales).to(torch.float16),
             "g_idx": (torch.arange(inputs) // size).to(torch.int32),
         }
 

@@ -32,7 +32,7 @@ class LinearWeight:
     @property
     def integers(self) -> Tensor:
         """The integers without a sign, [out, in] int32."""
-        return torch.from_numpy(self.weight.integers).T.to(torch.int32) + (1 << (self.bits - 1))
+        return torch.tensor(self.weight.integers).T.to(torch.int32) + (1 << (self.bits - 1))
 
 
 class WeightFormat(ABC):
@@ -54,7 +54,9 @@ class WeightFormat(ABC):
 
 
 class WritableFormat(WeightFormat):
-    """A format that artifacts are written in, too."""
+    """A format that artifacts are written in, too. holds_head: whether the head may be quantized."""
+
+    holds_head: ClassVar[bool] = True
 
     @classmethod
     @abstractmethod

@@ -1,0 +1,1 @@
+"""Artifacts of language models in the formats of other programs."""
