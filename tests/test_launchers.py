@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from slurm_cluster import ask, missing_programs, run_cluster, wait_until
 from torch import Tensor, nn
 
 from laconic.cli import INTERRUPTED
@@ -53,6 +54,10 @@ def strike(script: Path, step: int) -> None:
             done.touch()
             while not list(script.parent.glob(f"*/snapshots/step-*{(step - 1) // 2 * 2}.json")):  # written meanwhile
                 time.sleep(0.01)
+            if line["to"] == "preempted":  # the step goes on until the run is told to stop
+                while not signal.getsignal(signal.SIGTERM).__self__.is_set():
+                    time.sleep(0.1)
+                return
             os.kill(os.getppid() if line["to"] == "launcher" else os.getpid(), signal.Signals[line["signal"]])
 
 
@@ -104,3 +109,27 @@ def test_a_number_of_machines_is_a_number_or_a_range():
     for nnodes in ("0", "3:2", "a", ""):
         with pytest.raises(UsageError, match="expected a number of machines"):
             _ = LaunchSettings(nnodes=nnodes).node_range
+
+
+MISSING = missing_programs()
+
+
+@pytest.mark.skipif(bool(MISSING), reason=f"Slurm is not installed: there is no {', '.join(MISSING)}")
+def test_a_job_of_slurm_that_is_preempted_is_queued_again_and_goes_on(folder, tmp_path_factory):
+    events = [{"step": 4, "rank": 1, "signal": "SIGTERM", "to": "preempted"}]
+    (folder / "script.json").write_text(json.dumps(events))
+    environment = {SCRIPT: f"{folder}/script.json", "PYTHONPATH": f"{HERE.parent}{os.pathsep}{HERE}"}
+    options = ("--trust", "--recipe", folder / "recipe.yaml", "-o", folder / "tuned", "--on", "slurm", "--nnodes", "2")
+    with run_cluster(tmp_path_factory.mktemp("slurm")) as cluster:
+        command = (sys.executable, "-m", "laconic", "finetune", *options)
+        run = subprocess.run(command, env=cluster | environment, capture_output=True, text=True, timeout=100)
+        assert run.returncode == 0, run.stderr
+        wait_until(lambda: (folder / "script.4").exists(), 120)
+        ask(cluster, "sbatch", "--partition=high", "--exclusive", "--nodes=2", "--output=/dev/null", "--wrap=sleep 1")
+        wait_until(lambda: ask(cluster, "squeue", "-h", "-o", "%i %r") == "1 BeginTime", 100)
+        ask(cluster, "scontrol", "update", "JobId=1", "StartTime=now")  # else in two minutes
+        wait_until(lambda: not ask(cluster, "squeue", "-h"), 120)
+    said = (folder / "tuned.slurm.log").read_text()
+    assert "from the first step, no snapshot" in said
+    assert "from the snapshot after step 4" in said
+    assert len(read_lines(folder / "tuned" / "training" / "train.jsonl")) == STEPS

@@ -289,6 +289,7 @@ def test_a_request_to_stop_is_heard_at_the_end_of_a_step_and_a_second_one_at_onc
         assert not stop.is_set()
         signal.raise_signal(signal.SIGTERM)
         assert stop.is_set()
+        signal.raise_signal(signal.SIGTERM)  # the same request, by another way
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before

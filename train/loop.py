@@ -20,6 +20,10 @@ from train.step.objective import Batch
 from train.step.train_state import Interrupted, StepCallback, TrainState
 from train.step.train_step import train_step
 
+REPEAT_SECONDS = 10.0
+"""Within which a second SIGTERM is the first one over again: Slurm sends it to all processes of a job, and the agent of
+the ranks passes it on to these."""
+
 
 @dataclass(frozen=True)
 class LoopSettings:
@@ -170,6 +174,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self._is_set = self._is_waiting = False
+        self._since = 0.0
 
     def is_set(self) -> bool:
         return self._is_set
@@ -177,8 +182,10 @@ class StopRequest:
     def receive(self, signum: int, frame: Any) -> None:
         """Handle a signal: note the first, and end a wait; raise KeyboardInterrupt for a second."""
         if self._is_set:
+            if signum == signal.SIGTERM and time.monotonic() < self._since + REPEAT_SECONDS:
+                return
             raise KeyboardInterrupt
-        self._is_set = True
+        self._is_set, self._since = True, time.monotonic()
         if self._is_waiting:
             raise Interrupted
 

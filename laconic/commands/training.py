@@ -40,10 +40,10 @@ MeasureAgain = Annotated[
 ]
 
 
-LAUNCHERS = ("local", "torchrun")
-"""Where `--on` starts the ranks: in this process, or several on this machine and others."""
+LAUNCHERS = ("local", "torchrun", "slurm")
+"""Where `--on` starts the ranks: in this process, on this machine and others, or in a job of Slurm."""
 LAUNCH = {"rich_help_panel": "Ranks"}
-Place = Annotated[str, typer.Option(help="Where ranks are started: local (this process) or torchrun.", **LAUNCH)]
+Place = Annotated[str, typer.Option(help="Where ranks are started: local (this process), torchrun or slurm.", **LAUNCH)]
 NodeCount = Annotated[str, typer.Option(help="Machines: 2, or 1:2 for at least one of two.", **LAUNCH)]
 RankCount = Annotated[int, typer.Option(min=1, help="Ranks on each machine.", **LAUNCH)]
 MeetingPlace = Annotated[str | None, typer.Option(help="HOST:PORT of a machine, alike on all.", **LAUNCH)]
@@ -99,9 +99,13 @@ def finetune(
     if on not in LAUNCHERS:
         raise UsageError(f"there is nowhere called {on!r} to train on. {did_you_mean(on, LAUNCHERS)}")
     if on != "local" and "RANK" not in os.environ:  # it is in the ranks that this starts, by the same command
+        from train.launchers.slurm import submit_job
         from train.launchers.torchrun import LaunchSettings, launch_ranks
 
         settings = LaunchSettings(nnodes, nproc_per_node, rdzv_endpoint, max_restarts)
+        if on == "slurm":
+            typer.echo(submit_job(sys.argv[1:], settings, output))
+            return
         raise typer.Exit(launch_ranks(sys.argv[1:], settings, run=output.name))
     from train.finetune.finetune import finetune
     from train.observers import ObserverSettings
