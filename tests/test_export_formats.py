@@ -31,6 +31,7 @@ from laconic.hashing import digest_file, seal
 from laconic.models.gguf_splitting import SPLITTING, find_splitting, set_splitting
 from laconic.models.source import CheckpointSource
 from laconic.models.source_loading import load_source
+from laconic.models.text_decoder import TextDecoder
 from laconic.progress import Steps
 from laconic.quantization.plan import Plan
 from laconic.runtimes.runtime import make_runtime
@@ -225,6 +226,35 @@ def test_gguf_refuses_what_llama_cpp_would_compute_in_another_way(make, tmp_path
     }
     with pytest.raises(FormatRefused, match="has scales that FP16 does not represent"):
         write_gguf(replace(made, layers=per_row), tmp_path / "model.gguf")
+
+
+FAMILIES = {
+    "mistral": (transformers.MistralForCausalLM, {"sliding_window": None}),
+    "qwen2": (transformers.Qwen2ForCausalLM, {}),
+    "qwen3": (transformers.Qwen3ForCausalLM, {"head_dim": 128}),  # transformers reads no other from GGUF (5.23)
+    "llama3": (
+        transformers.LlamaForCausalLM,
+        {
+            "rope_parameters": {
+                "rope_type": "llama3", "rope_theta": 10_000.0, "factor": 8.0, "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+            }
+        },
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families_come_back_from_gguf_with_their_weights(make, tmp_path, name):
+    kind, changes = FAMILIES[name]
+    shape = {key: value for key, value in chat_models.make_config().to_dict().items() if key != "model_type"}
+    config = kind.config_class(**shape | changes)
+    torch.manual_seed(0)
+    model = kind(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, mean=float(parameter.dim() == 1), std=0.2)
+    write_gguf(replace(make("half"), module=TextDecoder(model), layers={}), tmp_path / "model.gguf")
+    assert_same_weights(model, load_source(tmp_path / "model.gguf", task=TASK).module.model)
 
 
 @pytest.mark.parametrize("name", SPLITTING)

@@ -93,6 +93,13 @@ def write_compressed(weight, settings, rng):
     return parts, (integers - zeros[:, index]) * scales[:, index]
 
 
+def write_float8(weight, settings, rng):
+    """A weight in FP8 with a scale for each row, as compressed-tensors stores it, and what it stands for."""
+    whole = torch.from_numpy(rng.uniform(-400, 400, weight.shape).astype(np.float32)).to(torch.float8_e4m3fn)
+    scales = rng.uniform(0.001, 0.01, (len(weight), 1)).astype(np.float32)
+    return {"weight": whole, "weight_scale": torch.from_numpy(scales)}, whole.float().numpy() * scales
+
+
 PACKED = {
     "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "group_size": GROUP}}},
     "format": "pack-quantized",
@@ -105,6 +112,11 @@ FORMATS = {
         {"quant_method": "gptq", "bits": 8, "group_size": GROUP, "desc_act": False, "checkpoint_format": "gptq_v2"},
     ),
     "awq": (write_awq, {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"}),
+    "float8": (
+        write_float8,
+        {"quant_method": "compressed-tensors", "format": "float-quantized"}
+        | {"config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"}}}},
+    ),
     "compressed-tensors": (write_compressed, {"quant_method": "compressed-tensors"} | PACKED),
 }
 
