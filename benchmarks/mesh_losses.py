@@ -15,6 +15,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from laconic.tasks.token_positions import IGNORED
 from train.objectives.cross_entropy import TokenCrossEntropy
 from train.objectives.next_token import NextToken
 from train.parallel.mesh import Mesh
+from train.parallel.pipeline import Pipeline, make_pipeline
 from train.parallel.ranks import Ranks, open_ranks
 from train.settings import Training
 from train.step.objective import TARGETS, Batch, Objective
@@ -35,33 +37,36 @@ from train.step_assembly import distribute_step, make_step_parts
 
 CPU = torch.device("cpu")
 WORDS, ROWS, LENGTH, STEPS = 61, 12, 16, 10
-SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 8, "intermediate_size": 48}
+SIZES = {"hidden_size": 32, "num_attention_heads": 8, "intermediate_size": 48}
 LLAMA = SIZES | {"vocab_size": WORDS, "num_key_value_heads": 4, "max_position_embeddings": LENGTH, "pad_token_id": 0}
 STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 8, "n_positions": LENGTH, "bos_token_id": 0, "eos_token_id": 0}
+GPT2 = {"n_embd": 32, "n_head": 8, "n_positions": LENGTH, "bos_token_id": 0, "eos_token_id": 0}
 UNDROPPED = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
 
-def make_llama(**changes: Any) -> nn.Module:
+def make_llama(layers: int, **changes: Any) -> nn.Module:
     """Build a decoder with rotary positions, and a head of its own unless it is tied."""
-    return LanguageModel(transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA, **changes)))
+    config = transformers.LlamaConfig(**LLAMA, num_hidden_layers=layers, **changes)
+    return LanguageModel(transformers.LlamaForCausalLM(config))
 
 
-def make_gpt2() -> nn.Module:
+def make_gpt2(layers: int) -> nn.Module:
     """Build a decoder whose attention is one fused layer, with a tied head."""
-    return LanguageModel(transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=WORDS, **GPT2, **UNDROPPED)))
+    config = transformers.GPT2Config(vocab_size=WORDS, n_layer=layers, **GPT2, **UNDROPPED)
+    return LanguageModel(transformers.GPT2LMHeadModel(config))
 
 
-def make_bert() -> nn.Module:
+def make_bert(layers: int) -> nn.Module:
     """Build an encoder with a tied head over its vocabulary."""
-    config = transformers.BertConfig(vocab_size=WORDS, **SIZES, **STILL, max_position_embeddings=LENGTH)
+    sizes = SIZES | {"num_hidden_layers": layers, "max_position_embeddings": LENGTH}
+    config = transformers.BertConfig(vocab_size=WORDS, **sizes, **STILL)
     model: nn.Module = transformers.BertForMaskedLM(config)
     return model
 
 
-MODELS: Mapping[str, tuple[Callable[[], nn.Module], type[Objective]]] = {
+MODELS: Mapping[str, tuple[Callable[[int], nn.Module], type[Objective]]] = {
     "llama": (make_llama, NextToken),
-    "llama, tied": (lambda: make_llama(tie_word_embeddings=True), NextToken),
+    "llama, tied": (lambda layers: make_llama(layers, tie_word_embeddings=True), NextToken),
     "bert": (make_bert, TokenCrossEntropy),
     "gpt2": (make_gpt2, NextToken),
 }
@@ -71,6 +76,17 @@ MESHES: Mapping[str, Mapping[str, Any]] = {
     "shard 2": {"shard": 2},
     "shard 2 x tensor 2": {"shard": 2, "tensor": 2},
     "replicate 2 x tensor 2": {"replicate": 2, "tensor": 2},
+    "pipeline 2, gpipe": {"pipeline": 2, "schedule": "gpipe"},
+    "pipeline 2, 1f1b": {"pipeline": 2},
+    "pipeline 2, interleaved": {"pipeline": 2, "schedule": "interleaved"},
+    "pipeline 2, zbv": {"pipeline": 2, "schedule": "zbv"},
+    "pipeline 4, gpipe": {"pipeline": 4, "schedule": "gpipe"},
+    "pipeline 4, 1f1b": {"pipeline": 4},
+    "pipeline 4, interleaved": {"pipeline": 4, "schedule": "interleaved"},
+    "pipeline 4, zbv": {"pipeline": 4, "schedule": "zbv"},
+    "shard 2 x pipeline 2": {"shard": 2, "pipeline": 2},
+    "replicate 2 x pipeline 2": {"replicate": 2, "pipeline": 2},
+    "tensor 2 x pipeline 2": {"tensor": 2, "pipeline": 2},
 }
 ACCUMULATED = {"gradient-accumulation": {"rows": 2}}
 VARIANTS: Mapping[str, Sequence[Any]] = {
@@ -95,8 +111,11 @@ def make_batch(step: int, rank: int, world: int) -> Batch:
     return {name: tensor[rows] for name, tensor in batch.items()}
 
 
-def train_mesh(model: str, techniques: Sequence[Any], mesh: Mapping[str, Any], ranks: Ranks) -> dict[str, list[float]]:
-    """Train a model for some steps; returns the loss and the gradient norm of each."""
+def train_mesh(
+    model: str, layers: int, techniques: Sequence[Any], mesh: Mapping[str, Any], ranks: Ranks
+) -> dict[str, list[float]]:
+    """Train a model for some steps; returns the loss and the gradient norm of each, and of a pipeline the micro-batches
+    and the bubble."""
     make, objective = MODELS[model]
     training = Training.model_validate(
         {
@@ -108,7 +127,7 @@ def train_mesh(model: str, techniques: Sequence[Any], mesh: Mapping[str, Any], r
         }
     )
     torch.manual_seed(0)
-    module = make()
+    module = make(layers)
     torch.manual_seed(1)
     parts = make_step_parts(
         module,
@@ -117,6 +136,7 @@ def train_mesh(model: str, techniques: Sequence[Any], mesh: Mapping[str, Any], r
         CPU,
         sharded=training.mesh.is_sharded,
         tensor=ranks.select_axes("tensor"),
+        pipeline=make_pipeline(training.mesh, ranks, make_batch(0, ranks.data_rank, ranks.data_world)),
     )
     distribute_step(parts, training, ranks)
     state = parts.assemble()
@@ -128,11 +148,17 @@ def train_mesh(model: str, techniques: Sequence[Any], mesh: Mapping[str, Any], r
         assert state.gradient_norm is not None
         losses.append(float(loss))
         norms.append(float(state.gradient_norm))
-    return {"losses": losses, "norms": norms}
+    cut = [state.strategy.micro_batches, state.strategy.bubble] if isinstance(state.strategy, Pipeline) else []
+    return {"losses": losses, "norms": norms, "pipeline": cut}
 
 
-Case = tuple[str, str, str]
-"""The names of a model, of a mesh and of a variant."""
+Case = tuple[str, int, str, str]
+"""The name of a model, the number of its layers, the names of a mesh and of a variant."""
+
+
+def count_layers(mesh: str) -> int:
+    """Return the layers of the models of a mesh: two for each of four ranks of a pipeline."""
+    return 8 if "pipeline" in MESHES.get(mesh, {}) else 2
 
 
 def train_cases(rank: int, world: int, port: int, cases: Sequence[Case], folder: Path) -> None:
@@ -142,10 +168,11 @@ def train_cases(rank: int, world: int, port: int, cases: Sequence[Case], folder:
     torch.set_num_threads(1)
     figures = {}
     with open_ranks(CPU, Mesh()):
-        for model, mesh, variant in cases:
+        for model, layers, mesh, variant in cases:
             try:
                 ranks = Ranks.of(rank, world, CPU, Mesh(**MESHES.get(mesh, {})))
-                figures[f"{model}/{mesh}/{variant}"] = train_mesh(model, VARIANTS[variant], MESHES.get(mesh, {}), ranks)
+                key = f"{model}/{layers}/{mesh}/{variant}"
+                figures[key] = train_mesh(model, layers, VARIANTS[variant], MESHES.get(mesh, {}), ranks)
             except Exception as error:
                 if world == 1 or not rank:
                     print(f"{model}, {mesh}, {variant}: {type(error).__name__}: {error}", file=sys.stderr)
@@ -187,23 +214,32 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         pairs = [(model, variant) for model in options.models for variant in options.variants]
-        alone = run_world(1, [(model, "", variant) for model, variant in pairs], folder)
+        depths = {count_layers(mesh) for mesh in options.meshes}
+        alone = run_world(1, [(model, layers, "", variant) for model, variant in pairs for layers in depths], folder)
         print(f"| model | mesh | {' | '.join(options.variants)} |\n|---|---|{'---|' * len(options.variants)}")
         worlds: dict[int, list[Case]] = {}
         for mesh in options.meshes:
-            world = int(torch.tensor(list(MESHES[mesh].values())).prod())
-            worlds.setdefault(world, []).extend((model, mesh, variant) for model, variant in pairs)
+            world = prod(size for size in MESHES[mesh].values() if isinstance(size, int))
+            cases = [(model, count_layers(mesh), mesh, variant) for model, variant in pairs]
+            worlds.setdefault(world, []).extend(cases)
+        bubbles = {}
         for world, cases in worlds.items():
             figures = run_world(world, cases, folder)
-            for model, mesh in dict.fromkeys((model, mesh) for model, mesh, _ in cases):
-                cells = [
-                    " / ".join(
-                        format_difference(figures[f"{model}/{mesh}/{each}"][kind], alone[f"{model}//{each}"][kind])
-                        for kind in ("losses", "norms")
+            for model, layers, mesh in dict.fromkeys(case[:3] for case in cases):
+                cells = []
+                for variant in options.variants:
+                    run = figures[f"{model}/{layers}/{mesh}/{variant}"]
+                    reference = alone[f"{model}/{layers}//{variant}"]
+                    cells.append(
+                        " / ".join(format_difference(run[kind], reference[kind]) for kind in ("losses", "norms"))
                     )
-                    for each in options.variants
-                ]
+                    if run["pipeline"]:
+                        bubbles[model, mesh, int(run["pipeline"][0])] = float(run["pipeline"][1])
                 print(f"| {model} | {mesh} | {' | '.join(cells)} |", flush=True)
+        if bubbles:
+            print("\n| model | mesh | micro-batches | bubble |\n|---|---|---|---|")
+        for (model, mesh, number), bubble in bubbles.items():
+            print(f"| {model} | {mesh} | {number} | {bubble:.1%} |")
 
 
 def find_benchmarks() -> None:

@@ -86,6 +86,8 @@ class Evaluator:
         Raises RecipeError where `best_by` is no figure of this model.
         """
         if done == 0:
+            if description := state.strategy.describe():
+                self._steps.report("pipeline", description)
             with self._steps.step("evaluate before training") as step:
                 if done not in self._figures:
                     self._record(done, self._evaluate(state, self._all))

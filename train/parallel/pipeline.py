@@ -1,6 +1,7 @@
 """Pipeline parallelism: consecutive layers of a model on each rank, through which micro-batches pass one after another,
 by the schedules of torch.distributed.pipelining."""
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -42,6 +43,9 @@ from train.step.parallel_strategy import SteppedModel
 from train.step.step_parts import StepParts
 
 T = TypeVar("T")
+
+# Where another rank has ended, they print their whole schedule; what happened stands in that rank's own message.
+logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
 
 
 @dataclass(frozen=True)
@@ -85,15 +89,12 @@ def make_pipeline(mesh: Mesh, ranks: Ranks, example: Batch) -> PipelineSettings 
 class Pipeline(RanksStrategy):
     """Pipeline parallelism (GPipe: Huang et al., arXiv 1811.06965; 1F1B and interleaved: Narayanan et al., arXiv
     2104.04473; ZB-V: Qi et al., arXiv 2401.10241). A rank has the weights of its stages alone.
-
-    bubble: the share of time that ranks wait for others by the costs of the stages, 0 to 1; known after the first step.
     """
 
     def __init__(self, parts: StepParts, plan: StagePlan, settings: PipelineSettings) -> None:
         super().__init__(Ranks())
         self.plan, self.kind = plan, SCHEDULES[settings.schedule]
         self.stages: dict[int, StageModule] = {}
-        self.bubble = 0.0
         self._group, self._device = settings.axis.get_group(), parts.device
         self._places = self.kind.place_stages(settings.axis.size())
         self._here = settings.axis.get_local_rank()
@@ -213,6 +214,19 @@ class Pipeline(RanksStrategy):
         value: T = result[0]
         return value
 
+    @property
+    def bubble(self) -> float:
+        """The share of time that ranks wait for others by the costs of the stages, 0 to 1, if sending takes none."""
+        schedule = self._build_schedule(torch.empty(1, device="meta", requires_grad=True), self.micro_batches)
+        return measure_bubble(list_actions(schedule, max(self._places) + 1, self.micro_batches), self.plan.costs)
+
+    def describe(self) -> str:
+        sizes = ", ".join(str(len(layers)) for layers in self.plan.layers)
+        return (
+            f"stages of {sizes} layers, {self.micro_batches} micro-batches, bubble {self.bubble:.0%} of the time by "
+            f"the stages' FLOPs"
+        )
+
     def share_module(self, module: nn.Module) -> nn.Module:
         return SharedModule(module, self.compute)
 
@@ -251,25 +265,26 @@ class Pipeline(RanksStrategy):
         key = number, self._hidden.shape, self._hidden.dtype
         if key != self._schedule_key:
             self._schedule = None  # its buffers are freed before others are made
-            loss = torch.empty((), device="meta", requires_grad=True)
-            last = len(self._places) - 1
-            stages = [
-                PipelineStage(
-                    module,
-                    stage,
-                    len(self._places),
-                    self._device,
-                    input_args=(self._hidden,) if stage else (),
-                    output_args=(self._hidden if stage < last else loss,),
-                    group=self._group,
-                )
-                for stage, module in self.stages.items()
-            ]
-            self._schedule = self.kind.make_schedule(stages, number)
+            self._schedule = self._build_schedule(self._hidden, number)
             self._schedule_key = key
-            actions = list_actions(self._schedule, max(self._places) + 1, number)
-            self.bubble = measure_bubble(actions, self.plan.costs)
         return self._schedule
+
+    def _build_schedule(self, hidden: Tensor, micro_batches: int) -> Any:
+        """Build the schedule of this rank for hidden states of a shape."""
+        loss, last = torch.empty((), device="meta", requires_grad=True), len(self._places) - 1
+        stages = [
+            PipelineStage(
+                module,
+                stage,
+                len(self._places),
+                self._device,
+                input_args=(hidden,) if stage else (),
+                output_args=(hidden if stage < last else loss,),
+                group=self._group,
+            )
+            for stage, module in self.stages.items()
+        ]
+        return self.kind.make_schedule(stages, micro_batches)
 
     def _find_hidden(self, batch: Batch) -> Tensor:
         """Find the shape of the hidden states of a micro-batch, as a tensor without values."""

@@ -86,3 +86,7 @@ class ParallelStrategy:
     def share_module(self, module: nn.Module) -> nn.Module:
         """Return a model that can be called any number of times, outside of a step and by all ranks alike."""
         return module
+
+    def describe(self) -> str:
+        """Describe how the model is cut, in a line; empty where it is not."""
+        return ""
