@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.tensor import DTensor
 from torch.nn.functional import pad
 
 from laconic.errors import LaconicError, RecipeError
@@ -36,8 +35,7 @@ from train.parallel.stage_layers import (
     stage_layers,
 )
 from train.parallel.stage_plan import StagePlan, plan_stages
-from train.parallel.stage_weights import copy_skeleton, drop_other_weights, place_weights
-from train.step.gradient_norm import to_shard
+from train.parallel.stage_weights import copy_skeleton, drop_other_weights, place_weights, sum_gradients
 from train.step.objective import Batch, LossModule, Objective
 from train.step.parallel_strategy import SteppedModel
 from train.step.step_parts import StepParts
@@ -143,10 +141,10 @@ class Pipeline(RanksStrategy):
         self._dtype = torch.bfloat16 if mesh.precision else None
         axes = ranks.select_axes("replicate", "shard")
         if axes is not None:
-            if mesh.schedule == "zbv":
+            if self.kind.stages > 1:
                 raise RecipeError(
-                    "mesh: schedule: zbv computes the gradients of weights apart, which FSDP2 does not notice, and "
-                    "there are replicas or shards. Choose interleaved"
+                    f"mesh: schedule: {mesh.schedule} has two stages on a rank, of which FSDP2 gathers one at a time, and "
+                    f"this mesh has replicas or shards. Choose 1f1b or gpipe"
                 )
             check_shards(parts, mesh)
 
@@ -178,7 +176,7 @@ class Pipeline(RanksStrategy):
             raise
         finally:
             self._inputs = None
-        self._sum_tied_gradients()
+        sum_gradients(self._tied, self._group, self._places[-1 if self._here == self._places[0] else 0])
         return torch.stack([loss.detach() for loss in losses]).sum() if losses else torch.zeros((), device=self._device)
 
     def average(self, loss: Tensor) -> Tensor:
@@ -305,26 +303,6 @@ class Pipeline(RanksStrategy):
                         end.hidden, dtype=dtype, device="meta", memory_format=torch.contiguous_format
                     ).requires_grad_()
         return self._shapes[shapes]
-
-    def _sum_tied_gradients(self) -> None:
-        """Sum the gradients of tied weights over the two ranks that have them."""
-        peer = self._places[-1] if self._here == self._places[0] else self._places[0]
-        for weight in self._tied:
-            parameter = weight.part._parameters[weight.name]
-            if parameter is None or not parameter.requires_grad:
-                continue
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            if isinstance(parameter, DTensor) and isinstance(parameter.grad, DTensor):
-                # That of an embedding is whole on each rank, and that of a head is in shards.
-                parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
-            own = to_shard(parameter.grad)
-            other = torch.empty_like(own)
-            sending = dist.P2POp(dist.isend, own, group=self._group, group_peer=peer)
-            receiving = dist.P2POp(dist.irecv, other, group=self._group, group_peer=peer)
-            for work in dist.batch_isend_irecv([sending, receiving]):
-                work.wait()
-            own.add_(other)
 
 
 def count_rows(batch: Batch) -> int:

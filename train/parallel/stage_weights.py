@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from laconic.models.repeated_layers import find_layer_lists
 from train.parallel.stage_plan import StagePlan
+from train.step.gradient_norm import to_shard
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,3 +94,23 @@ def drop_other_weights(
             part._parameters = {**own, **{name: part._parameters[name] for name in part._parameters if name not in own}}
 
     return restore
+
+
+def sum_gradients(weights: Sequence[PlacedWeight], group: dist.ProcessGroup, peer: int) -> None:
+    """Sum the gradients of tied weights over this rank and another, which has them too."""
+    for weight in weights:
+        parameter = weight.part._parameters[weight.name]
+        if parameter is None or not parameter.requires_grad:
+            continue
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        if isinstance(parameter, DTensor) and isinstance(parameter.grad, DTensor):
+            # That of an embedding is whole on each rank, and that of a head is in shards.
+            parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
+        own = to_shard(parameter.grad)
+        other = torch.empty_like(own)
+        sending = dist.P2POp(dist.isend, own, group=group, group_peer=peer)
+        receiving = dist.P2POp(dist.irecv, other, group=group, group_peer=peer)
+        for work in dist.batch_isend_irecv([sending, receiving]):
+            work.wait()
+        own.add_(other)
