@@ -143,8 +143,8 @@ class Pipeline(RanksStrategy):
         if axes is not None:
             if self.kind.stages > 1:
                 raise RecipeError(
-                    f"mesh: schedule: {mesh.schedule} has two stages on a rank, of which FSDP2 gathers one at a time, and "
-                    f"this mesh has replicas or shards. Choose 1f1b or gpipe"
+                    f"mesh: schedule: {mesh.schedule} has two stages on a rank, of which FSDP2 gathers one at a time, "
+                    f"and this mesh has replicas or shards. Choose 1f1b or gpipe"
                 )
             check_shards(parts, mesh)
 
