@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.signature import call, name_outputs
 from laconic.models.source_loading import load_source
+from laconic.tasks.decoder_tensors import PROBABILITIES
 
 COMPARED = 8
 """Samples that are compared with the library."""
@@ -71,7 +72,7 @@ def make_family(name: str, folder: Path) -> Subject:
     prunes = ("heads and FFN", "FFN", "heads", *(("channels",) if family.reads == "images" else ()))
 
     def pairs(checkpoint: Checkpoint) -> Pairs:
-        if family.writes:
+        if checkpoint.task.generation is not None:
             yield from compare_written(family, source, checkpoint, read_samples(family, data))
             return
         model = getattr(transformers, f"{family.config}{family.head}").from_pretrained(source).eval()
@@ -79,7 +80,11 @@ def make_family(name: str, folder: Path) -> Subject:
             inputs = checkpoint.task.encode([checkpoint.task.parse(value)])
             with torch.inference_mode():
                 outputs = call(checkpoint.module, {key: torch.from_numpy(each) for key, each in inputs.items()})
-                yield next(iter(outputs.values())), answer(family, model, source, value)
+                expected = answer(family, model, source, value)
+                if PROBABILITIES in outputs:  # a language model without a cache
+                    yield outputs[PROBABILITIES][:, -1], expected.softmax(dim=-1)
+                else:
+                    yield next(iter(outputs.values())), expected
 
     return Subject(source, data, pairs, prunes)
 

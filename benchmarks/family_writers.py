@@ -1,4 +1,4 @@
-"""Families of transformers that write texts: encoder-decoders, with what is compared of them."""
+"""Encoder-decoders of transformers, and what is compared of every family that writes."""
 
 import io
 import shutil
@@ -11,7 +11,7 @@ import numpy as np
 import soundfile
 import torch
 import transformers
-from family_checkpoint import IDS, SAMPLES, TRANSLATOR, WORDS, WRITER, Family, text
+from family_checkpoint import IDS, MAX_LENGTH, SAMPLES, TRANSLATOR, WORDS, WRITER, Family, text
 from torch import Tensor
 
 from export.placements.split_decoder import split_decoder
@@ -76,6 +76,8 @@ def compare_written(
     model: Any = getattr(transformers, f"{family.config}{family.head}").from_pretrained(source).eval()
     settings = checkpoint.task.generation
     assert settings is not None
+    limit = {} if family.writes else {"max_new_tokens": MAX_LENGTH}
+    settings = settings.model_copy(update=limit)
     with TemporaryDirectory() as folder:
         graph = capture_graph(CheckpointSource.of(checkpoint), Cache())
         parts = Path(folder) / "model.onnx"
@@ -84,8 +86,11 @@ def compare_written(
         with open_model(parts, OnnxRuntime().open, settings) as session:
             for value in samples:
                 sample = checkpoint.task.parse(value)
-                wanted = model.generate(**prepare(family, source, value), num_beams=1, do_sample=False)[0]
-                wanted = wanted if family.reads == "sounds" else wanted[1:]  # without the start token
+                prompt = prepare(family, source, value)
+                wanted = model.generate(**prompt, num_beams=1, do_sample=False, **limit)[0]
+                # Without the start token, or the prompt of a model that is a decoder alone.
+                start = 0 if family.reads == "sounds" else 1 if family.writes else prompt["input_ids"].shape[1]
+                wanted = wanted[start:]
                 written = session.run(checkpoint.task.encode_request(sample))[SEQUENCES][0]
                 yield torch.from_numpy(written[: len(wanted)]), wanted
 

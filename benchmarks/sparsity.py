@@ -35,8 +35,8 @@ from laconic.models.weights import fill, read_safetensors, write_weights
 from laconic.progress import Steps
 from laconic.recipes.recipe import NamedStage
 from laconic.recipes.stage import TorchContext, TorchStage
-from laconic.tasks.causal_lm import CausalLm
-from laconic.tensor import TensorSpec
+from laconic.tasks.generation_settings import GenerationSettings
+from laconic.tasks.text_generation import TextGeneration, describe_inputs
 from train.data.loader_settings import LoaderSettings
 from train.finetune.evaluate import evaluate
 from train.objectives.next_token import NextToken
@@ -55,7 +55,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def corpus(folder: Path) -> tuple[CausalLm, Dataset, Dataset]:
+def corpus(folder: Path) -> tuple[TextGeneration, Dataset, Dataset]:
     """The task, the texts to learn from, and those held back."""
     given, _ = texts(folder)
     lines = [str(json.loads(line)["text"]) for line in given.read_text(encoding="utf-8").splitlines()]
@@ -64,17 +64,20 @@ def corpus(folder: Path) -> tuple[CausalLm, Dataset, Dataset]:
     tokenizer.decoder = decoders.ByteLevel()
     trainer: Any = trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=["<end>"], show_progress=False)
     tokenizer.train_from_iterator(lines, trainer)
-    inputs = tuple(
-        TensorSpec(name=name, dtype="int64", shape=("batch", "seq"), bounds={"seq": (1, LENGTH)})
-        for name in ("input_ids", "attention_mask")
+    task = TextGeneration(
+        tokenizer,
+        describe_inputs(LENGTH, None),
+        max_tokens=LENGTH,
+        pad_id=0,
+        start_id=0,
+        generation=GenerationSettings(decoder_start_token_id=0),
     )
-    task = CausalLm(tokenizer, inputs, max_tokens=LENGTH, pad_id=0, start_id=0)
     long = [line for line in lines if len(tokenizer.encode(line).ids) > 1]
     parts = split(make_dataset(long, task, name="docstrings"), {"learn": 1 - HELD, "held": HELD})
     return task, parts["learn"], parts["held"]
 
 
-def trained(task: CausalLm, learn: Dataset, steps: int, folder: Path) -> Checkpoint:
+def trained(task: TextGeneration, learn: Dataset, steps: int, folder: Path) -> Checkpoint:
     """The model, from the cache where it is there."""
     torch.manual_seed(0)
     config = transformers.GPT2Config(
@@ -102,7 +105,7 @@ def trained(task: CausalLm, learn: Dataset, steps: int, folder: Path) -> Checkpo
     return Checkpoint.of(module, task, outputs=(), source={"kind": "benchmark"}, size=0)
 
 
-def perplexity(checkpoint: Checkpoint, task: CausalLm, held: Dataset) -> float:
+def perplexity(checkpoint: Checkpoint, task: TextGeneration, held: Dataset) -> float:
     """On texts that nothing has learned from."""
     return evaluate(checkpoint.module, NextToken(task), held, CPU)["perplexity"]
 

@@ -23,9 +23,10 @@ from laconic.data.dataset import Dataset, split
 from laconic.data.reader import make_dataset
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.language_model import LanguageModel
-from laconic.tasks.causal_lm import CausalLm
+from laconic.tasks.generation_settings import GenerationSettings
 from laconic.tasks.image_classification import ImageClassification
 from laconic.tasks.image_preprocess import ImagePreprocess
+from laconic.tasks.text_generation import TextGeneration, describe_inputs
 from laconic.tensor import TensorSpec
 from train.data.loader_settings import LoaderSettings
 from train.finetune.head import with_labels
@@ -132,11 +133,14 @@ def language(folder: Path) -> Study:
     tokenizer.decoder = decoders.ByteLevel()
     trainer: Any = trainers.BpeTrainer(vocab_size=WORDS, special_tokens=["<end>"], show_progress=False)
     tokenizer.train_from_iterator(lines, trainer)
-    inputs = tuple(
-        TensorSpec(name=name, dtype="int64", shape=("batch", "seq"), bounds={"seq": (1, LENGTH)})
-        for name in ("input_ids", "attention_mask")
+    task = TextGeneration(
+        tokenizer,
+        describe_inputs(LENGTH, None),
+        max_tokens=LENGTH,
+        pad_id=0,
+        start_id=0,
+        generation=GenerationSettings(decoder_start_token_id=0),
     )
-    task = CausalLm(tokenizer, inputs, max_tokens=LENGTH, pad_id=0, start_id=0)
     parts = split(make_dataset(lines, task), {"learn": 1 - HELD, "held": HELD})
     config = transformers.GPT2Config(
         vocab_size=WORDS, n_embd=WIDTH, n_layer=2, n_head=4, n_positions=LENGTH, bos_token_id=0, eos_token_id=0,

@@ -141,7 +141,7 @@ def gpt(folder: Path, seeds: int) -> TrainerStudy:
     rows = [row for row in every if len(tokenizer(row["text"])["input_ids"]) < length][:1200]
     train, held = write_parts(path.with_name("trainers-gpt-rows"), rows, 16)
     return TrainerStudy(
-        "GPT-2", "causal-lm", str(path), train, held, steps=40, batch=8, length=length, lr=5e-4, limit=64
+        "GPT-2", "text-generation", str(path), train, held, steps=40, batch=8, length=length, lr=5e-4, limit=64
     )
 
 

@@ -127,7 +127,8 @@ def gpt(folder: Path, width: int, layers: int, heads: int, words: int, batch: in
         n_embd=width, n_layer=layers, n_head=heads, vocab_size=words, n_positions=max(length, 1024),
         activation_function="gelu", resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
-    return from_config("GPT-2", folder / f"gpt-{width}x{layers}", config, "GPT2LMHeadModel", "causal-lm", batch, length)
+    name = f"gpt-{width}x{layers}"
+    return from_config("GPT-2", folder / name, config, "GPT2LMHeadModel", "text-generation", batch, length)
 
 
 def llama(folder: Path, batch: int, length: int) -> Model:
@@ -136,7 +137,7 @@ def llama(folder: Path, batch: int, length: int) -> Model:
         vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
         num_key_value_heads=8, max_position_embeddings=8192,
     )  # fmt: skip
-    return from_config("Llama 8 B", folder / "llama", config, "LlamaForCausalLM", "causal-lm", batch, length)
+    return from_config("Llama 8 B", folder / "llama", config, "LlamaForCausalLM", "text-generation", batch, length)
 
 
 def minilm(folder: Path, batch: int, length: int) -> Model:

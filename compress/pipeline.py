@@ -117,7 +117,7 @@ def compress_checkpoint(
 def compare_checkpoint(lineage: Lineage) -> Comparison:
     """Compare the outputs of the checkpoint that the stages made with the original's, on the test samples."""
     job = lineage.job
-    judge, task, goal = job.samples.judge, lineage.source.task, job.recipe.goal
+    judge, task, goal = job.samples.judge, lineage.model.task, job.recipe.goal
     with lineage.model.open(cores()) as session:
         outputs = predict(session, task, judge)
     comparison = compare_outputs(
@@ -235,7 +235,7 @@ class StageRun:
 
     def fidelity(self, checkpoint: Checkpoint) -> Array:
         """Measure the fidelity of a checkpoint's outputs to the original's, per validation sample: [samples]."""
-        choose, task = self.lineage.job.samples.choose, self.lineage.source.task
+        choose, task = self.lineage.job.samples.choose, checkpoint.task
         reference = self.lineage.reference(choose)
         with TorchSession(checkpoint.module, checkpoint.inputs, checkpoint.outputs, cores()) as session:
             return measure_fidelity(task, reference, predict(session, task, choose))

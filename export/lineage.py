@@ -51,7 +51,7 @@ class Lineage:
 
         def compute() -> Arrays:
             with self.original.open(cores()) as session:
-                return predict(session, self.source.task, dataset, step)
+                return predict(session, self.original.task, dataset, step)
 
         return self.job.cache.arrays(f"answers-{key}", compute)
 
@@ -62,7 +62,7 @@ class Lineage:
         described = describe_stage(name, stage)
         key = hash_of(described, self.model.key, self.original.key, data, seed, environment_digest())
         return Context(
-            task=self.source.task,
+            task=self.model.task,
             key=key,
             seed=seed,
             folder=self.job.folder,

@@ -107,7 +107,7 @@ class EngineBuild:
         self.folder = job.folder
         self.steps = job.steps
         self.cache = job.cache
-        self.task: Task = lineage.source.task
+        self.task: Task = lineage.model.task
         self.tolerance = required_tolerance(self.task, job.recipe.goal)
         if not job.samples.fingerprints:
             # Made-up samples may be so unlike real ones that the original answers all of them alike.
@@ -115,6 +115,8 @@ class EngineBuild:
 
     def make_parts(self) -> ArtifactParts:
         """Run all steps, and return the parts of the artifact."""
+        if limit := self.task.describe_limit():
+            self.steps.warn(limit)
         graph, products, deviation = self.capture()
         evaluator = PlanEvaluator(graph, self.task, self.cache, self.folder, self.compute_references())
         options = self.list_options(graph)
@@ -188,7 +190,9 @@ class EngineBuild:
         were built.
         """
         audit = KernelAudit(graph, self.task, products, ladder.rungs[0][0])
-        time_all = partial(race, source=self.lineage.source, graph=graph, cache=self.cache, steps=self.steps)
+        time_all = partial(
+            race, source=self.lineage.source, task=self.task, graph=graph, cache=self.cache, steps=self.steps
+        )
         builder = CandidateBuilder(
             self.lineage.job,
             evaluator,
@@ -288,7 +292,7 @@ class EngineBuild:
         """Time the chosen candidate and the original, and make the content of measured.json; without timings where the
         engine is not on this machine."""
         is_here = not chosen.option.reference
-        times, writing = time_chosen(chosen, self.lineage.source, self.steps) if is_here else ((), ())
+        times, writing = time_chosen(chosen, self.lineage.source, self.task, self.steps) if is_here else ((), ())
         timings = [time for time in times if time.engine == chosen.option.name]
         return Measurements(
             machine=this_machine(),

@@ -36,7 +36,6 @@ TASKS = {
     "automatic-speech-recognition": "laconic.tasks.speech_recognition:SpeechRecognition",
     "speech-to-text": "laconic.tasks.speech_to_text:SpeechToText",
     "tensors": "laconic.tasks.tensors:Tensors",
-    "causal-lm": "laconic.tasks.causal_lm:CausalLm",
     "text-generation": "laconic.tasks.text_generation:TextGeneration",
 }
 
@@ -244,6 +243,7 @@ ADDRESSABLE = ("stage", "criterion", "technique", "optimizer", "schedule", "metr
 _addresses_are_trusted: ContextVar[bool] = ContextVar("addresses_are_trusted", default=False)
 
 RENAMED: dict[str, dict[str, str]] = {
+    "task": {"causal-lm": "text-generation"},
     "technique": {
         "accumulate": "gradient-accumulation",
         "checkpoint": "gradient-checkpointing",
@@ -297,6 +297,13 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."
 
 
+def describe_unknown(kind: str, name: str) -> str:
+    """Return a sentence on a name that no table has: its new name where it was renamed, else the nearest one."""
+    if name in RENAMED.get(kind, {}):
+        return f"{kind} {name!r} is now called {RENAMED[kind][name]!r}"
+    return f"unknown {kind} {name!r}. {did_you_mean(name, TABLES[kind])}"
+
+
 @contextmanager
 def trust_addresses(trust: bool) -> Iterator[None]:
     """Allow addresses of code in place of registered names in the body, or forbid them, as they are by default. trust:
@@ -318,10 +325,8 @@ def resolve(kind: str, name: str) -> Any:
     table = TABLES[kind]
     if name in table:
         return import_address(table[name])
-    if name in RENAMED.get(kind, {}):
-        raise UsageError(f"{kind} {name!r} is now called {RENAMED[kind][name]!r}")
     if ":" not in name or kind not in ADDRESSABLE:
-        raise UsageError(f"unknown {kind} {name!r}. {did_you_mean(name, table)}")
+        raise UsageError(describe_unknown(kind, name))
     if not _addresses_are_trusted.get():
         raise UntrustedCode(
             f"{kind} {name!r} is an address of code, which would be imported and executed. Read that code first, then "

@@ -5,7 +5,6 @@ from artifacts import text_inputs, tiny_tokenizer
 
 from laconic.tasks.audio_classification import AudioClassification
 from laconic.tasks.audio_preprocess import AudioPreprocess, LogMelPreprocess
-from laconic.tasks.causal_lm import CausalLm
 from laconic.tasks.ctc_vocabulary import CtcVocabulary
 from laconic.tasks.decoder_tensors import PROBABILITIES, TOKENS, describe_target
 from laconic.tasks.fill_mask import FillMask
@@ -146,7 +145,6 @@ ORIGINALS = {
     "audio-classification": [(AudioClassification(SOUND, preprocess=AudioPreprocess(), labels=tuple("abcd")), logits)],
     "multi-label-classification": [(MultiLabelClassification(**TEXT, labels=("a", "b")), rare_labels)],
     "fill-mask": [(FillMask(**TEXT, mask_id=3), logits)],
-    "causal-lm": [(CausalLm(**TEXT, start_id=1), logits)],
     "question-answering": [(QuestionAnswering(**TEXT), spans)],
     "token-classification": [(TokenClassification(**TEXT, labels=("O", "B-PER", "I-PER")), tags)],
     "text-regression": [(TextRegression(**TEXT, labels=("year",)), scores)],

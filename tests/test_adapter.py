@@ -94,7 +94,7 @@ def test_an_adapter_is_trained_further_and_merged_on_request(laconic, home, tmp_
     assert again.after["loss"] < again.before["loss"]
     code, out, err = laconic("merge", tmp_path / "second", "-o", tmp_path / "merged")
     assert code == 0, err
-    assert "causal-lm" in out
+    assert "text-generation" in out
     merged = Checkpoint.load(tmp_path / "merged")
     torch.testing.assert_close(answers(merged), answers(load_source(tmp_path / "second")))
     assert len(merged.history) == 2

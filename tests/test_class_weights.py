@@ -58,4 +58,4 @@ def test_they_are_given_in_the_recipe_and_refused_for_other_tasks(laconic, tmp_p
     assert json.loads(out)["after"]["loss"] > 0
     code, _, err = laconic("finetune", tmp_path / "gpt2", "--data", tmp_path / "d.txt", *given)
     assert code == 2
-    assert "for classifiers of one class per sample, and this model is for causal-lm" in err
+    assert "for classifiers of one class per sample, and this model is for text-generation" in err

@@ -94,6 +94,6 @@ def test_bad_input_is_answered_with_a_sentence(pair, data, tmp_path):
     change(pair[1], outputs=[{**outputs[0], "shape": ["batch", "width"]}])
     with pytest.raises(UsageError, match=r"they cannot be compared\. Leave out --data"):
         compare(*pair, data)
-    change(pair[1], task="causal-lm")
+    change(pair[1], task="text-generation")
     with pytest.raises(UsageError, match="Give two artifacts of one task"):
         compare(*pair)

@@ -36,8 +36,8 @@ QUICK = {"batch_size": 8, "steps": 6, "loader": {"workers": 0}}
 MAKERS = {
     "bert": (save_bert, "text-classification"),
     "mini": (save_embedder, None),
-    "gpt2": (save_gpt2, "causal-lm"),
-    "llama": (save_llama, "causal-lm"),
+    "gpt2": (save_gpt2, "text-generation"),
+    "llama": (save_llama, "text-generation"),
     "vit": (save_vit, None),
 }
 

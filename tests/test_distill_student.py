@@ -23,8 +23,8 @@ MAKERS = {
     "mini": (save_embedder, None),
     "bert": (save_bert, "text-classification"),
     "distilbert": (save_distilbert, "text-classification"),
-    "gpt2": (save_gpt2, "causal-lm"),
-    "llama": (save_llama, "causal-lm"),
+    "gpt2": (save_gpt2, "text-generation"),
+    "llama": (save_llama, "text-generation"),
     "vit": (save_vit, None),
 }
 

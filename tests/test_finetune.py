@@ -102,7 +102,7 @@ TASKS = {
     "text-embedding": ("mini", "pairs.jsonl", {}),
     "image-classification": ("vit", "digits", {}),
     "tensors": ("net.pt", "digits.npz", {"builder": "digits:DigitsNet", "batch_size": 32}),
-    "causal-lm": ("gpt2", "texts.txt", {"task": "causal-lm"}),
+    "text-generation": ("gpt2", "texts.txt", {"task": "text-generation"}),
 }
 
 

@@ -145,8 +145,8 @@ def test_the_peak_of_a_training_step_is_that_of_the_plan(techniques, tmp_path):
         attn_pdrop=0.0, bos_token_id=0, eos_token_id=0, architectures=["GPT2LMHeadModel"],
     )  # fmt: skip
     config.save_pretrained(tmp_path)
-    source = huggingface.describe_source(tmp_path, read_source_json(tmp_path / CONFIG), "causal-lm")
-    model = open_meta_model(tmp_path, task="causal-lm")
+    source = huggingface.describe_source(tmp_path, read_source_json(tmp_path / CONFIG), "text-generation")
+    model = open_meta_model(tmp_path, task="text-generation")
     training = Training.model_validate({"batch_size": 8, "techniques": techniques, "max_grad_norm": 1.0})
     expected = predict(model, training, 512, measure_rates(device)).peak
     before = torch.cuda.memory_allocated()

@@ -183,7 +183,7 @@ def test_a_recipe_opens_its_source_with_the_labels_of_its_samples(tmp_path):
     assert made.task.max_tokens == 48
     assert open_for(recipe(tmp_path, embedder, rows)).task.name == "text-embedding"
     gpt = models.save_gpt2(tmp_path / "gpt2")
-    assert open_for(recipe(tmp_path, gpt, rows)).task.name == "causal-lm"
+    assert open_for(recipe(tmp_path, gpt, rows)).task.name == "text-generation"
     with pytest.raises(DataError, match="no labels"):
         open_for(recipe(tmp_path, bert, '{"text": "hello"}\n'))
     with pytest.raises(DataError, match="no samples"):

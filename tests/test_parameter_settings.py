@@ -109,7 +109,7 @@ def test_layer_decay_needs_repeated_layers_and_the_planner_counts_no_gradients_o
         start_training(nn.Linear(2, 2), NextToken(None), training, Ranks(), 1)
     curve = RateCurve(amounts=(1.0,), seconds=(1e-9,))
     rates = DeviceRates(name="x", kind="cpu", products={"float32": curve}, passes=curve, copies=curve)
-    model = open_meta_model(folder, task="causal-lm")
+    model = open_meta_model(folder, task="text-generation")
     whole, part = (predict(model, Training(freeze=names), 8, rates) for names in ((), ("wte", "h.1")))
     assert sum(part.at_peak.values()) < sum(whole.at_peak.values())
     assert part.phases["optimizer"]["optimizer"] < whole.phases["optimizer"]["optimizer"]

@@ -256,7 +256,7 @@ def test_texts_longer_than_the_model_takes_are_refused_and_a_saved_checkpoint_ne
     [
         ("bert", {}, "text-classification", 64),
         ("bert/config.json", {}, "text-classification", 64),
-        ("gpt2", {}, "causal-lm", 64),
+        ("gpt2", {}, "text-generation", 64),
         ("bert", {"task": "text-embedding"}, "text-embedding", 64),
         ("nothing", {"builder": "models:MobileNet"}, "tensors", None),
         ("nothing", {"builder": "models:Perceptron", "arguments": {"widths": [3, 2]}}, "tensors", None),
@@ -358,7 +358,7 @@ def planned_small(folder: Path) -> MemoryPlan:
         (["--memory", "lots"], "memory: expected a size"),
         (["--memory", "1GiB", "--seq", "65"], "bert takes at most 64 tokens, and 65 are asked for"),
         (["--memory", "1GiB", "--device", "tpu"], "expected cpu or cuda"),
-        (["--memory", "1GiB", "--task", "causal"], "Did you mean 'causal-lm'"),
+        (["--memory", "1GiB", "--task", "causal-lm"], "is now called 'text-generation'"),
         (["--memory", "1GiB", "--batch", "0"], "--batch"),
         (["--memory", "1GiB", "--builder", "models"], "expected 'package.module:factory'"),
         (["--memory", "1GiB", "--recipe", "none.yaml"], "there is no recipe none.yaml"),

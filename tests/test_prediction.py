@@ -82,7 +82,7 @@ def config(kind: str, layers: int, words: int) -> tuple[Any, str]:
         made = transformers.GPT2Config(
             vocab_size=words, n_embd=64, n_layer=layers, n_head=4, n_positions=64, activation_function="gelu"
         )
-        task = "causal-lm"
+        task = "text-generation"
     elif kind == "bert":
         made = transformers.BertConfig(vocab_size=words, max_position_embeddings=64, num_labels=3, **wide, **SMALL)
         task = "text-classification"

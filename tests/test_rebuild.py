@@ -207,7 +207,7 @@ def llama(tmp_path_factory):
     ],
 )
 def test_fp8_and_int4_are_proved_on_a_causal_language_model(llama, cache, tmp_path, stage, precision, least):
-    given = {"source": str(llama / "source"), "task": "causal-lm", "data": str(llama / "texts.txt")}
+    given = {"source": str(llama / "source"), "task": "text-generation", "data": str(llama / "texts.txt")}
     recipe = Recipe.parse(given | {"target": "tensorrt", "stages": [stage], "goal": {"fidelity": least}})
     result = compress(recipe, tmp_path / "lm.laconic", cache=cache, steps=QUIET)
     assert result.missed == ()

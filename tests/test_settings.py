@@ -45,7 +45,7 @@ def test_it_reads_back_as_it_was_written(tmp_path):
     text = """
 source: model
 data: {train: d.jsonl, evaluate: e.jsonl}
-task: causal-lm
+task: text-generation
 max_length: 9
 techniques: [sdpa, {gradient-checkpointing: {policy: selective}}, {gradient-accumulation: {rows: 2}}]
 optimizer: {lion: {lr: 0.001}}
@@ -67,7 +67,7 @@ mesh: {replicate: 2}
         ("batch_size: 0", "batch_size: input should be greater than or equal to 1, got 0"),
         ("epochs: 0", "epochs: input should be greater than 0, got 0"),
         ("memory: lots", "memory: expected a size as 25 MB, 8 GiB or a number of bytes, got 'lots'"),
-        ("task: causal-ml", "task: unknown task 'causal-ml'. Did you mean 'causal-lm'?"),
+        ("task: causal-lm", "task: task 'causal-lm' is now called 'text-generation'"),
         ("optimizer: adam", "unknown optimizer 'adam'. Did you mean 'adamw'?"),
         ("optimizer: {sgd: {rate: 1}}", "sgd: unknown key 'rate'"),
         ("schedule: {cosine: {floor: 2}}", "cosine: floor: input should be less than or equal to 1, got 2"),

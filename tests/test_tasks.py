@@ -11,7 +11,6 @@ from PIL import Image, ImageOps
 
 from laconic.errors import CorruptArtifact, DataError, InputError
 from laconic.tasks import image_preprocess
-from laconic.tasks.causal_lm import CausalLm
 from laconic.tasks.fill_mask import FillMask
 from laconic.tasks.image_classification import ImageClassification
 from laconic.tasks.image_embedding import ImageEmbedding
@@ -50,7 +49,6 @@ TASKS = {
     "image-classification": ImageClassification(
         (PIXELS,), preprocess=ImagePreprocess(resize=(8, 8), mean=(0.5,) * 3, std=(0.5,) * 3), labels=("cat", "dog")
     ),
-    "causal-lm": CausalLm(tiny_tokenizer(), text_inputs(), max_tokens=16, pad_id=0, start_id=1),
     "tensors": Tensors(
         (
             TensorSpec(name="x", dtype="float32", shape=("batch", "time"), bounds={"time": (1, 32)}),
@@ -366,3 +364,9 @@ def test_an_unknown_input_is_named_whatever_it_holds(value):
     task = Tensors((TensorSpec(name="x", dtype="float32", shape=("batch", 2)),))
     with pytest.raises(InputError, match=r"unknown \['y'\]"):
         task.parse({"x": [1, 2], "y": value})
+
+
+@pytest.mark.parametrize("label", ["hello world", "", 99, -1, True, 0.5, None])
+def test_what_is_not_one_token_is_no_label(label):
+    with pytest.raises(DataError, match="label"):
+        TASKS["fill-mask"].parse_label(label, "")

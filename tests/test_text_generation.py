@@ -1,5 +1,6 @@
 """Language models that write: captured with a cache, they write what transformers writes, beyond their windows too."""
 
+import copy
 import json
 import pickle
 import shutil
@@ -8,12 +9,12 @@ import models
 import numpy as np
 import pytest
 import torch
-import transformers
 from language_models import FAMILIES, WINDOW, save
 from originals import tiny_tokenizer
 from served import running
 
 from compress.pipeline import compress
+from compress.transformer.surgery import keep_units
 from export.placements.split_decoder import split_decoder
 from export.sources import capture_graph
 from export.validation.drift import compare_outputs
@@ -21,12 +22,14 @@ from laconic.arrays import Arrays
 from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.gain import list_gains
 from laconic.artifacts.manifest import MODEL
+from laconic.artifacts.record import Record
 from laconic.cache import Cache
 from laconic.data.reader import make_dataset
-from laconic.errors import CorruptArtifact, DataError, InputError, RuntimeFailure, SourceError
+from laconic.errors import CorruptArtifact, DataError, InputError, RuntimeFailure
+from laconic.models.anatomy import anatomy
+from laconic.models.language_model import align_right
 from laconic.models.source import CheckpointSource
 from laconic.models.source_loading import load_source
-from laconic.models.text_decoder import align_right
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
 from laconic.recipes.splits import check_labels
@@ -359,7 +362,7 @@ def test_a_file_that_is_no_decoder_is_refused(artifacts, tmp_path):
     copy = tmp_path / "copy.laconic"
     shutil.copytree(made[8].path, copy)
     with pytest.raises(CorruptArtifact, match="other inputs than a language model"):
-        open_task(TASK, copy, made[8].manifest.inputs[:2])
+        open_task(TASK, copy, made[8].manifest.inputs[:1])
     settings = json.loads((copy / "generation.json").read_text()) | {"max_new_tokens": 10**6}
     (copy / "generation.json").write_text(json.dumps(settings))
     with pytest.raises(CorruptArtifact, match="does not hold the files of task"):
@@ -367,8 +370,34 @@ def test_a_file_that_is_no_decoder_is_refused(artifacts, tmp_path):
     assert Artifact.load(made[8].path).task().settings.eos_token_id
 
 
-def test_a_model_without_keys_and_values_is_refused_with_another_task(tmp_path):
-    config = transformers.MambaConfig(vocab_size=40, hidden_size=32, state_size=4, num_hidden_layers=2)
-    folder = models.save_transformer(tmp_path / "mamba", transformers.MambaForCausalLM(config))
-    with pytest.raises(SourceError, match="Try --task causal-lm"):
-        load_source(folder, task=TASK)
+def test_a_model_that_keeps_no_keys_and_values_scores_texts_and_learns(tmp_path):
+    task = load_source(models.save_mamba(tmp_path / "mamba")).task
+    assert [spec.name for spec in task.inputs] == ["input_ids", "attention_mask"]
+    assert (task.name, task.generation) == (TASK, None)
+
+
+def test_layers_of_different_heads_leave_a_graph_that_scores(tmp_path):
+    checkpoint = load_source(save(tmp_path / "source", "gpt2"))
+    module = copy.deepcopy(checkpoint.module)
+    first, kept = anatomy(module).of("heads")[0], [0]
+    keep_units(module, first, kept)
+    pruned = checkpoint.after(Record(stage="prune.heads", config={}, key="", figures={}), module)
+    assert pruned.task.generation is None
+    graph = capture_graph(CheckpointSource.of(pruned), Cache(tmp_path / "cache"))
+    text = "the model answers"
+    inputs = pruned.task.encode_request(text)
+    assert inputs["attention_mask"][0].tolist() == [0] * (inputs["input_ids"].shape[1] - 1) + [1]
+    with make_runtime("openvino").open(graph.path) as session:
+        (answer,) = pruned.task.decode(session.run(inputs), [text])
+    ids = torch.from_numpy(inputs["input_ids"])
+    assert answer == {"text": pruned.task.write([int(module.choose_next(ids, torch.ones_like(ids)))])}
+
+
+def test_the_same_heads_less_in_each_layer_leave_a_cache(tmp_path):
+    checkpoint = load_source(save(tmp_path / "source", "llama"))
+    module = copy.deepcopy(checkpoint.module)
+    for site in anatomy(module).of("heads"):
+        keep_units(module, site, [0])
+    pruned = checkpoint.after(Record(stage="prune.heads", config={}, key="", figures={}), module)
+    before, after = (each.task.shape_past(1, 3) for each in (checkpoint, pruned))
+    assert after == (before[0], before[1], before[2] // 2, *before[3:])

@@ -18,10 +18,10 @@ from PIL import Image
 from laconic.errors import MissingPackage, SourceError
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.image_processor import PIXEL_ERROR, make_probe_images
-from laconic.models.source_loading import load_source
+from laconic.models.source_loading import find_task, load_source
 from laconic.models.timm_folder import read_timm
 from laconic.tasks.task import open_task
-from train.finetune.head import task_of, with_labels
+from train.finetune.head import with_labels
 from train.planner.meta_model import open_meta_model
 
 CLASSES = ["cat", "dog", "fish"]
@@ -105,7 +105,7 @@ def test_names_of_classes_may_be_given_by_number_and_be_missing(save):
 
 def test_without_a_head_a_folder_embeds_images(save, tmp_path):
     folder, model = save(num_classes=0)
-    assert load_source(folder).task.name == task_of(folder) == "image-embedding"
+    assert load_source(folder).task.name == find_task(folder) == "image-embedding"
     with pytest.raises(SourceError, match=r"has no head .*--task image-embedding"):
         load_source(folder, task="image-classification")
     wrapped = {"architectures": ["TimmWrapperModel"], "num_classes": 2}  # as transformers saves it

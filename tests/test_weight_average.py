@@ -92,7 +92,7 @@ def test_an_average_in_bf16_is_refused():
 def test_the_planner_counts_the_averages(folder):
     curve = RateCurve(amounts=(1.0,), seconds=(1e-9,))
     rates = DeviceRates(name="x", kind="cpu", products={"float32": curve}, passes=curve, copies=curve)
-    model = open_meta_model(folder, task="causal-lm")
+    model = open_meta_model(folder, task="text-generation")
     plain, averaged = (predict(model, Training(ema=decay), 8, rates) for decay in (None, 0.9))
     held = sum(parameter.numel() * 4 for parameter in model.module.parameters())
     found = averaged.phases["optimizer"]["optimizer"] - plain.phases["optimizer"]["optimizer"]

@@ -39,10 +39,17 @@ def iterate_inputs(
 
     with observe_inputs(module, paths, observe):
         for batch in batches:
-            mask = batch.get("attention_mask")
+            mask = find_tokens(batch)
             call(module, batch)
             yield from seen
             seen.clear()
+
+
+def find_tokens(batch: Mapping[str, Tensor]) -> Tensor | None:
+    """Return a mask of the tokens of a batch that are no padding, [rows, tokens]; None where nothing tells. The mask of
+    a model that writes has ones at the end of a text alone, where the next token is compared."""
+    mask = batch.get("attention_mask")
+    return None if mask is None else mask.flip(1).cummax(dim=1).values.flip(1)
 
 
 def observe_inputs(module: nn.Module, paths: Sequence[str], observer: Observer) -> AbstractContextManager[None]:

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from compress.statistics.layer_inputs import ROWS, flatten_inputs, forward_batches, iterate_inputs, observe_inputs
+from compress.statistics.layer_inputs import (
+    ROWS,
+    find_tokens,
+    flatten_inputs,
+    forward_batches,
+    iterate_inputs,
+    observe_inputs,
+)
 from laconic.data.dataset import Dataset
 from laconic.models.signature import call
 from laconic.tasks.task import Task
@@ -133,7 +140,7 @@ def collect_group_moments(
 
     with torch.inference_mode(), observe_inputs(module, group.paths, observe):
         for batch in batches:
-            mask, left = batch.get("attention_mask"), group.calls
+            mask, left = find_tokens(batch), group.calls
             try:
                 call(module, batch)
             except ForwardStopped:

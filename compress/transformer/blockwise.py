@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress.statistics.layer_inputs import select_tokens
+from compress.statistics.layer_inputs import find_tokens, select_tokens
 from laconic.errors import SourceError
 from laconic.models.anatomy import Anatomy, Site
 from laconic.models.hooks import forward_hooks
@@ -53,7 +53,7 @@ class BlockwisePass:
         self._states: list[Tensor] = []
         self._after: dict[int, Tensor] = {}
         self._calls: list[dict[int, Arguments]] = []
-        self._masks = [batch.get("attention_mask") for batch in batches]
+        self._masks = [find_tokens(batch) for batch in batches]
         self._end = 0
         self._start_run(0)
 

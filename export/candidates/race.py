@@ -14,21 +14,23 @@ from laconic.models.source import Source
 from laconic.progress import Steps
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan_file import digest_plan
+from laconic.tasks.task import Task
 from laconic.timing.benchmark import BATCHES, TRIAL_BATCHES, benchmark_sessions, measure_writing
 from laconic.timing.measurements import ORIGINAL, Timing, WritingSpeed
 
 
 def race(
-    candidates: Sequence[EngineCandidate], source: Source, graph: Graph, cache: Cache, steps: Steps
+    candidates: Sequence[EngineCandidate], source: Source, task: Task, graph: Graph, cache: Cache, steps: Steps
 ) -> list[EngineCandidate]:
-    """Return the candidates with their speed-ups over the source, timed if their engines are here.
+    """Return the candidates with their speed-ups over the source, timed if their engines are here. task: of the
+    candidates.
 
     Timings are cached, so that the same run chooses the same candidate on the same machine.
     """
     if any(candidate.option.reference for candidate in candidates):
         return list(candidates)
     key = f"raced-{make_race_key(candidates, source, graph)}"
-    speedups = cache.json(key, partial(time_candidates, candidates, source, steps))
+    speedups = cache.json(key, partial(time_candidates, candidates, source, task, steps))
     return [replace(candidate, speedup=speedups[candidate.name]) for candidate in candidates]
 
 
@@ -44,14 +46,16 @@ def make_race_key(candidates: Sequence[EngineCandidate], source: Source, graph: 
     )
 
 
-def time_candidates(candidates: Sequence[EngineCandidate], source: Source, steps: Steps) -> dict[str, float]:
+def time_candidates(
+    candidates: Sequence[EngineCandidate], source: Source, task: Task, steps: Steps
+) -> dict[str, float]:
     """Measure the mean speed-up of each candidate over the original, by name."""
     with steps.step("time the candidates", len(TRIAL_BATCHES)) as step, ExitStack() as stack:
         sessions = {each.name: stack.enter_context(each.option.open(each.model, 1)) for each in candidates}
         sessions = {ORIGINAL: stack.enter_context(source.open(1)), **sessions}
         times = benchmark_sessions(
             sessions,
-            source.task,
+            task,
             baseline=ORIGINAL,
             batches=TRIAL_BATCHES,
             threads=1,
@@ -66,13 +70,13 @@ def time_candidates(candidates: Sequence[EngineCandidate], source: Source, steps
 
 
 def time_chosen(
-    chosen: EngineCandidate, source: Source, steps: Steps
+    chosen: EngineCandidate, source: Source, task: Task, steps: Steps
 ) -> tuple[tuple[Timing, ...], tuple[WritingSpeed, ...]]:
     """Time the chosen candidate and the original at every batch size, latency and throughput, and how fast they
     write."""
     with steps.step("measure latency and throughput", len(BATCHES)) as step, ExitStack() as stack:
         sessions = {ORIGINAL: stack.enter_context(source.open(1))}
         sessions[chosen.option.name] = stack.enter_context(chosen.option.open(chosen.model, 1))
-        times = benchmark_sessions(sessions, source.task, baseline=ORIGINAL, batches=BATCHES, threads=1, step=step)
+        times = benchmark_sessions(sessions, task, baseline=ORIGINAL, batches=BATCHES, threads=1, step=step)
         step.note = f"{max(time.speedup for time in times if time.engine != ORIGINAL):.2f} x at best"
-        return tuple(times), tuple(measure_writing(sessions, source.task))
+        return tuple(times), tuple(measure_writing(sessions, task))

@@ -3,7 +3,7 @@
 The graph of an encoder-decoder is that of `EncoderDecoder`: source, target and the stacked keys and values of earlier
 tokens (`past`) to the tokens that are likeliest. What depends on the source alone goes to the encoder's file, the keys
 and values of cross-attention among it; all else to the decoder's. Weights go where they are read. That of a language
-model, `TextDecoder`, becomes a decoder alone. In the decoder, each layer's keys and values are an input and an output
+model, `LanguageModel`, becomes a decoder alone. In the decoder, each layer's keys and values are an input and an output
 of their own, so that the cache is not stacked and cut at every step.
 """
 

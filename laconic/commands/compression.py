@@ -216,12 +216,32 @@ def read_recipe(path: Path | None, keys: dict[str, Any], goal: dict[str, Any], *
     keys |= {"goal": required} if required else {}
     if path is None and "source" not in keys:
         raise UsageError("no source was given. Give a SOURCE, or a --recipe that names one")
+    recipe = load_recipe(path, keys, trust)
+    if recipe.task is None and "stages" not in keys and (task := find_default_task(recipe)):
+        return load_recipe(path, keys | {"task": task}, trust)
+    return recipe
+
+
+def load_recipe(path: Path | None, keys: dict[str, Any], trust: bool) -> "Recipe":
+    """Load a recipe of a file, or of keys of the command line alone."""
     from laconic.recipes.ready import find_recipe
     from laconic.recipes.recipe import Recipe
 
     if path is None:
         return Recipe.parse(keys, where="command line")
     return Recipe.load(find_recipe(path), trust=trust, **keys)
+
+
+def find_default_task(recipe: "Recipe") -> str | None:
+    """Find the task of a recipe's source where it changes which stages are the default; None otherwise."""
+    source = Path(recipe.source)
+    if recipe.builder is not None or not source.exists() or source.suffix == ".onnx":
+        return None
+    from laconic.models.processors import resolve_task
+    from laconic.models.source_loading import find_task
+
+    task = find_task(source)
+    return task if task and resolve_task(task).default_recipe else None
 
 
 def finish(result: "Result", as_json: bool) -> None:

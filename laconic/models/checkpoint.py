@@ -21,6 +21,7 @@ from laconic.hashing import hash_of, seal, unseal
 from laconic.models import builder as builders
 from laconic.models import timm_folder, wrappers
 from laconic.models.adapter import is_adapter
+from laconic.models.language_model import fit_cache
 from laconic.models.signature import probe_module
 from laconic.models.weights import fill, fingerprint, read_safetensors, scan_weights, tie, write_weights
 from laconic.tasks.task import Task, open_task
@@ -75,7 +76,7 @@ def read_card(folder: Path, *, trust: bool) -> Card:
             f"{folder} comes from a source of kind {kind!r}. {registry.did_you_mean(str(kind), BUILDABLE)}"
         )
     if card.task not in registry.TASKS:
-        raise SourceError(f"{folder} is for task {card.task!r}. {registry.did_you_mean(card.task, registry.TASKS)}")
+        raise SourceError(f"{folder}: {registry.describe_unknown('task', card.task)}. Save the checkpoint again")
     named = [str(card.source.get("builder"))] if kind == "builder" else []
     named += [str(code)] if code and not isinstance(code, dict) else sorted(code or ())
     named += [record.stage for record in card.history if record.stage not in registry.STAGES]
@@ -144,12 +145,12 @@ class Checkpoint:
     def after(self, record: Record, module: nn.Module) -> "Checkpoint":
         """Return the checkpoint after a stage; outputs keep their names, and may have other shapes."""
         module = prepare(module)
+        task = fit_cache(self.task, module)
+        names = tuple(spec.name for spec in self.outputs)
         return Checkpoint.of(
             module,
-            self.task,
-            outputs=probe_module(
-                module, self.inputs, tuple(spec.name for spec in self.outputs), self.task.sample_inputs
-            ),
+            task,
+            outputs=probe_module(module, task.inputs, names, task.sample_inputs),
             source=self.source,
             size=self.size,
             history=(*self.history, record),

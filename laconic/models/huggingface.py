@@ -22,7 +22,8 @@ from laconic.models.embedder import (
 from laconic.models.encoder_decoder import EncoderDecoder, SpeechWriter, find_cache_shape, read_generation, read_prompt
 from laconic.models.folder_weights import from_pretrained, has_pooler
 from laconic.models.image_processor import open_processor, read_preprocess
-from laconic.models.language_model import LanguageModel, MaskedLanguageModel, check_causal, check_masked
+from laconic.models.language_model import LanguageModel, check_causal, fit_cache, read_text_generation
+from laconic.models.masked_language_model import MaskedLanguageModel, check_masked
 from laconic.models.model_folder import QUANTIZATION, read_source_json, refuse_foreign
 from laconic.models.object_detector import ObjectDetector, check_sides, read_scoring
 from laconic.models.pretrained import ENCODER, Loaded, WritingModel, class_config
@@ -36,7 +37,6 @@ from laconic.models.processors import (
 )
 from laconic.models.speech import SpeechModel
 from laconic.models.task_inference import check_head, infer_task, match_architecture, pretrained_tasks
-from laconic.models.text_decoder import TextDecoder, find_text_cache_shape, read_text_generation
 from laconic.models.towers import ImageEmbedder, ImageTower, TextTower, ignores_padding
 from laconic.models.wrappers import MASKED, SPEECH, WRAPPERS, wrap
 from laconic.tasks.checkpoint_loading import count_outputs
@@ -137,7 +137,7 @@ def load(folder: Path, *, task: str | None, trust: bool, labels: Sequence[str] =
     parameters = count_parameters(model)
     module = wrap(model, opened.source)
     size = round(sum(path.stat().st_size for path in files) * count_parameters(module) / parameters)
-    made = kind.from_preprocessing(read_preprocessing(opened, model, module))
+    made = fit_cache(kind.from_preprocessing(read_preprocessing(opened, model, module)), module)
     if count := count_embeddings(model):
         made.limit_ids(count)
     if isinstance(module, LanguageModel):
@@ -186,11 +186,9 @@ def read_preprocessing(opened: ModelFolder, model: Any, module: nn.Module) -> Pr
         activation=read_activation(opened.config),
         mask_id=opened.source.get("mask_id"),
     )
-    if isinstance(module, TextDecoder):
+    if isinstance(module, LanguageModel):
         generation = read_text_generation(model, pad_id, made.start_id, made.end_id, made.max_tokens)
-        return replace(
-            made, generation=generation, cache_shape=find_text_cache_shape(model, made.start_id, opened.path)
-        )
+        return replace(made, generation=generation)
     if not isinstance(module, EncoderDecoder):
         return made
     return add_generation(made, model, {"input_ids": torch.tensor([[made.start_id]])}, opened.path)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 import transformers
 from torch import Tensor, nn
 from transformers.utils import logging as transformers_logging
@@ -31,8 +32,15 @@ def quiet() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
+CLOSE = 1e-4
+"""The largest difference between two computations of the same values, relative to the largest value."""
 ENCODER = "AutoModel"
 """The Auto class of a bare encoder, without a head."""
+
+
+def is_close(actual: Tensor, expected: Tensor) -> bool:
+    """Return whether two tensors are equal up to the rounding of their sums."""
+    return torch.allclose(actual, expected, atol=CLOSE * float(expected.abs().max()), rtol=0)
 
 
 def class_config(labels: Sequence[str], problem_type: str | None) -> dict[str, Any]:

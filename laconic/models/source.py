@@ -63,7 +63,7 @@ class CheckpointSource(Source):
 
     def with_checkpoint(self, checkpoint: Checkpoint) -> "CheckpointSource":
         """Return the same source after a stage has changed its checkpoint."""
-        return replace(self, checkpoint=checkpoint, key=make_key(checkpoint))
+        return replace(self, checkpoint=checkpoint, task=checkpoint.task, key=make_key(checkpoint))
 
 
 def make_key(checkpoint: Checkpoint) -> str:

@@ -19,6 +19,7 @@ from laconic.models import builder as builders
 from laconic.models import huggingface, timm_folder
 from laconic.models.adapter import TASKS, Adapter, is_adapter, read_adapter
 from laconic.models.checkpoint import CARD, Checkpoint, prepare
+from laconic.models.embedder import MODULES
 from laconic.models.folder_weights import stored_names, weight_files
 from laconic.models.model_folder import find_gguf, read_source_json, refuse_foreign
 from laconic.models.pretrained import Loaded, is_head_weight
@@ -26,9 +27,11 @@ from laconic.models.processors import plain_task, read_chat_template
 from laconic.models.quantized_weights import open_float_folder
 from laconic.models.sample_signature import infer_inputs, take_few
 from laconic.models.signature import order_inputs, probe_module
+from laconic.models.task_inference import infer_task, match_architecture
 from laconic.models.weights import check_finite, fingerprint, is_program, scan_weights
 from laconic.tensor import TensorSpec
 
+CONFIG = "config.json"
 ONE_LENGTH = (
     "A model that takes inputs of one length alone, as Nystromformer, can be given with a --builder, and samples of "
     "that length in an .npz file"
@@ -102,7 +105,7 @@ def _load_folder(folder: Path, task: str | None, builder: str | None, trust: boo
         return _load_adapter(folder, task, trust)
     if builder:
         raise SourceError(f"{folder} is a folder; with a --builder, expected the file of weights (.safetensors, .pt)")
-    is_transformers = (folder / "config.json").is_file() or (folder / "modules.json").is_file()
+    is_transformers = (folder / CONFIG).is_file() or (folder / MODULES).is_file()
     if not is_transformers and find_gguf(folder) is None:
         refuse_foreign(folder)
         if (folder / MANIFEST).is_file():
@@ -112,6 +115,22 @@ def _load_folder(folder: Path, task: str | None, builder: str | None, trust: boo
             f"or timm. For a model of your own, give the file of weights and a --builder"
         )
     return make_checkpoint(load_model(folder, task=task, trust=trust), folder)
+
+
+def find_task(source: Path) -> str | None:
+    """Infer the task of a folder of transformers or timm, of a GGUF file, of a saved checkpoint, or of the model of an
+    adapter; None for anything else."""
+    if find_gguf(source) is not None:
+        return match_architecture("ForCausalLM")
+    if (source / CARD).is_file():
+        return str(read_source_json(source / CARD).get("task"))
+    if is_adapter(source):
+        return find_task(read_adapter(source).base)
+    if timm_folder.is_timm(source):
+        return timm_folder.infer_task(source)
+    if (source / CONFIG).is_file() and not (source / MODULES).is_file():
+        return infer_task(source, read_source_json(source / CONFIG))
+    return None
 
 
 def make_checkpoint(loaded: Loaded, folder: Path, *, head: tuple[Any, ...] = ()) -> Checkpoint:
@@ -187,7 +206,7 @@ def _load_base(adapter: Adapter, folder: Path, task: str | None, trust: bool) ->
             shutil.copyfile(path, overlaid / path.name)
         if adapter.classes is None:
             return _load_folder(overlaid, task, None, trust)
-        config = read_source_json(overlaid / "config.json")
+        config = read_source_json(overlaid / CONFIG)
         names = huggingface.name_classes(config)
         if len(names) != adapter.classes:
             names = huggingface.name_classes({"num_labels": adapter.classes})

@@ -34,7 +34,8 @@ class TorchSession(Session):
         try:
             with use_threads(self.threads), torch.inference_mode():
                 # Copies, both ways: a module may work in place on what it is given, and answer with a part of itself.
-                tensors = {spec.name: torch.tensor(inputs[spec.name]) for spec in self.inputs}
+                # A language model may be asked without the past, which its pruned form has no inputs for.
+                tensors = {each.name: torch.tensor(inputs[each.name]) for each in self.inputs if each.name in inputs}
                 answers = list(call(self.module, tensors).values())
         except Exception as error:
             raise RuntimeFailure(f"torch failed: {error}") from error

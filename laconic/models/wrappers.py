@@ -17,12 +17,12 @@ from laconic import registry
 from laconic.errors import SourceError
 from laconic.models.embedder import EmbedderConfig, TextEmbedder
 from laconic.models.encoder_decoder import EncoderDecoder, SpeechWriter
-from laconic.models.language_model import LanguageModel, MaskedLanguageModel
+from laconic.models.language_model import LanguageModel
+from laconic.models.masked_language_model import MaskedLanguageModel
 from laconic.models.object_detector import ObjectDetector
 from laconic.models.pretrained import ENCODER, WrappedModel, model_class, model_options, quiet
 from laconic.models.processors import resolve_task
 from laconic.models.speech import SpeechModel
-from laconic.models.text_decoder import TextDecoder
 from laconic.models.towers import ImageEmbedder, ImageTower, TextTower, has_towers
 
 MASKED = "AutoModelForMaskedLM"
@@ -81,11 +81,6 @@ def wrap_encoder(model: Any, source: Mapping[str, Any]) -> nn.Module:
     return ImageEmbedder(model)
 
 
-def wrap_language_model(model: Any, source: Mapping[str, Any]) -> nn.Module:
-    """Wrap a causal language model, by whether its task is to write."""
-    return TextDecoder(model) if resolve_task(source["task"]).writes else LanguageModel(model)
-
-
 WRAPPERS: dict[str, Callable[[Any, Mapping[str, Any]], nn.Module]] = {
     ENCODER: wrap_encoder,
     "AutoModelForSequenceClassification": lambda model, source: TextClassifier(model),
@@ -97,7 +92,7 @@ WRAPPERS: dict[str, Callable[[Any, Mapping[str, Any]], nn.Module]] = {
     "AutoModelForTokenClassification": lambda model, source: TokenClassifier(model),
     "AutoModelForQuestionAnswering": lambda model, source: QuestionAnswerer(model),
     MASKED: lambda model, source: MaskedLanguageModel(model, int(source["mask_id"])),
-    "AutoModelForCausalLM": wrap_language_model,
+    "AutoModelForCausalLM": lambda model, source: LanguageModel(model),
     "AutoModelForSeq2SeqLM": lambda model, source: EncoderDecoder(model),
     "AutoModelForSpeechSeq2Seq": lambda model, source: SpeechWriter(model),
 }
@@ -110,10 +105,7 @@ def read_auto_class(source: Mapping[str, Any]) -> str:
     Raises SourceError unless its task is registered: the address of a class would import whatever the file names.
     """
     if source["task"] not in registry.TASKS:
-        raise SourceError(
-            f"the model is for task {source['task']!r}, which is not registered. "
-            f"{registry.did_you_mean(str(source['task']), registry.TASKS)}"
-        )
+        raise SourceError(registry.describe_unknown("task", str(source["task"])))
     return str(resolve_task(source["task"]).auto_class)
 
 

@@ -11,12 +11,14 @@ from laconic import registry
 from laconic.config import NamedSettings, Strict, explain, read_yaml
 from laconic.errors import RecipeError, UntrustedCode
 from laconic.recipes.goal import Goal
+from laconic.recipes.ready import find_recipe
 from laconic.recipes.stage import Stage, TorchStage
 from laconic.recipes.stage_order import check_order, find_stages_to_heal
 from laconic.tensor import TensorSpec
 
 DEFAULT_STAGES = {"cpu": ("quantize.static",), "cuda": (), "tensorrt": ("quantize.static",)}
-"""The stages of a recipe that names none, by target. ONNX Runtime has no INT8 kernels on GPUs: there it is FP16."""
+"""The stages of a recipe that names none, by target, where the task has no default recipe. ONNX Runtime has no INT8
+kernels on GPUs: there it is FP16."""
 
 HEAL = "distill.heal"
 """The stage that is inserted after lossy ones: a short training of the compressed model against the original."""
@@ -67,7 +69,7 @@ class Origin(Strict):
     @classmethod
     def _known_task(cls, task: str | None) -> str | None:
         if task is not None and task not in registry.TASKS:
-            raise ValueError(f"unknown task {task!r}. {registry.did_you_mean(task, registry.TASKS)}")
+            raise ValueError(registry.describe_unknown("task", task))
         return task
 
     @field_validator("builder")
@@ -81,13 +83,13 @@ class Origin(Strict):
 class Recipe(Origin):
     """The whole recipe.
 
-    constants: values of inputs of an ONNX file that are the same for all samples. stages: default: those of the target.
-    heal: whether healing is inserted after lossy stages, or the settings of that healing. to: what is written;
-    quantization needs an artifact. runtimes: the engines to try, the preferred first; default: all engines of the
-    target. engine_only: the one engine to build for, in float32 where not quantized, so that nothing is chosen by its
-    speed. portable: whether the artifact is placed for the other engines as well, and the fastest one is found on each
-    machine where it is opened. keep_graph: whether the artifact holds the float graph, so that `laconic build` needs no
-    source.
+    constants: values of inputs of an ONNX file that are the same for all samples. stages: default: those of the task's
+    default recipe, else of the target. heal: whether healing is inserted after lossy stages, or the settings of that
+    healing. to: what is written; quantization needs an artifact. runtimes: the engines to try, the preferred first;
+    default: all engines of the target. engine_only: the one engine to build for, in float32 where not quantized, so
+    that nothing is chosen by its speed. portable: whether the artifact is placed for the other engines as well, and the
+    fastest one is found on each machine where it is opened. keep_graph: whether the artifact holds the float graph, so
+    that `laconic build` needs no source.
     """
 
     missing: ClassVar[Mapping[str, str]] = {
@@ -112,8 +114,8 @@ class Recipe(Origin):
     @classmethod
     def _default_stages(cls, values: Any) -> Any:
         if isinstance(values, Mapping) and values.get("stages") is None:
-            default = () if values.get("to") == "checkpoint" else DEFAULT_STAGES.get(values.get("target", "cpu"), ())
-            return {**values, "stages": default}
+            stated = {key: value for key, value in values.items() if key != "stages"}
+            return find_defaults(stated) | stated
         return values
 
     @field_validator("data", mode="before")
@@ -228,6 +230,20 @@ class Recipe(Origin):
         content["stages"] = [step.to_yaml_value() for step in self.stages]
         content["target"] = self.target
         return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+
+
+def find_defaults(stated: Mapping[str, Any]) -> dict[str, Any]:
+    """Find the stages of a recipe that names none, and what goes with them. stated: the keys that it has."""
+    target, task = stated.get("target", "cpu"), str(stated.get("task"))
+    if stated.get("to") == "checkpoint":
+        return {"stages": ()}
+    name = registry.resolve("task", task).default_recipe if target == "cpu" and task in registry.TASKS else ""
+    if not name:
+        return {"stages": DEFAULT_STAGES.get(target, ())}
+    ready = read_yaml(find_recipe(Path(name)))
+    if stated.get("runtimes") or stated.get("portable"):
+        ready.pop("engine_only", None)
+    return ready
 
 
 def check_builder(content: Mapping[str, Any], path: Path, *, trust: bool) -> None:

@@ -30,10 +30,9 @@ from laconic.tasks.generation_settings import GenerationSettings
 class DecoderSession(Session):
     """Runs targets (teacher forcing), or writes them.
 
-    With `position_ids` among the inputs it returns what `TextDecoder` does, for an empty past; without, the tokens that
-    it writes greedily after each prompt, as `sequences` [batch, max_new_tokens] int64, padded behind the end token; no
-    more than fit into the model's context (max_length).
-    With `new_tokens` it writes so many, to be timed.
+    With `position_ids` among the inputs it returns what `LanguageModel` does, for an empty past; without, the tokens
+    that it writes greedily after each prompt, as `sequences` [batch, max_new_tokens] int64, padded behind the end
+    token; no more than fit into the model's context (max_length). With `new_tokens` it writes so many, to be timed.
     """
 
     def __init__(self, decoder: Session, model: Path, generation: GenerationSettings | None = None) -> None:

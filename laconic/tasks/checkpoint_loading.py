@@ -7,6 +7,7 @@ from laconic.errors import SourceError, UsageError
 from laconic.tasks.named_task import NamedTask
 
 if TYPE_CHECKING:
+    from laconic.tasks.decoder_tensors import CacheShape
     from laconic.tasks.preprocessing import Preprocessing
     from laconic.tensor import TensorSpec
 
@@ -26,8 +27,9 @@ class CheckpointLoading(NamedTask):
     has_class_head: ClassVar[bool] = False
     """Whether the model's outputs depend on the labels, so that other labels need a new head."""
 
-    writes: ClassVar[bool] = False
-    """Whether the model writes its answers token by token."""
+    default_recipe: ClassVar[str] = ""
+    """The ready recipe by which such a model is compressed for the CPU where no stages are named; "": the stages of
+    the target."""
 
     problem_type: ClassVar[str | None] = None
     """What the config.json of a new head says of its labels; None where it says nothing."""
@@ -63,6 +65,15 @@ class CheckpointLoading(NamedTask):
         Asked where `has_class_head`. Raises DataError for labels that are not for this task.
         """
         return ()
+
+    def with_cache(self, shape: "CacheShape | None") -> Self:
+        """Return the same task for a model whose cache of keys and values has another shape. shape: None for a model
+        without one. Models of other tasks have none that changes."""
+        return self
+
+    def describe_limit(self) -> str | None:
+        """Describe what this model cannot do that others of the task can; None for nothing."""
+        return None
 
     def with_chat_template(self, text: str) -> Self:
         """Return the same task for a model with another chat template. Raises UsageError where samples are no chats."""

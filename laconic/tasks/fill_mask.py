@@ -5,27 +5,30 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, Unpack
 
+import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from laconic.arrays import Arrays
-from laconic.errors import InputError, SourceError
+from laconic.errors import DataError, InputError, SourceError
 from laconic.hashing import hash_of
 from laconic.tasks.assets import PREPROCESS, read_asset, to_json
-from laconic.tasks.classification import TokenPrediction
+from laconic.tasks.classification import Classification
 from laconic.tasks.preprocessing import Preprocessing, TextOptions
 from laconic.tasks.text import SingleText
 from laconic.tensor import TensorSpec
 
 
-class FillMask(TokenPrediction, SingleText):
+class FillMask(Classification, SingleText):
     """A classifier whose classes are the tokens: the answer is the distribution of the masked one.
 
     A text of a file needs no mask: one of its words is masked, chosen by a hash of the text, and is its label.
+    A label is a token, as text or, a whole number, by its id.
     """
 
     name = "fill-mask"
     field_description = "A text with the mask token in it once, or a list of texts."
     metric = "masked-token accuracy"
+    answer = "token"
     objective = "cross-entropy"
     auto_class = "AutoModelForMaskedLM"
     architectures = ("ForMaskedLM",)
@@ -53,6 +56,28 @@ class FillMask(TokenPrediction, SingleText):
     def assets(self) -> dict[str, bytes]:
         preprocess = {"max_tokens": self.max_tokens, "pad_id": self.pad_id, "mask_id": self.mask_id}
         return super().assets() | {PREPROCESS: to_json(preprocess)}
+
+    def label(self, index: int) -> str:
+        """Return a token as text; a part of a character becomes the replacement character."""
+        return str(self.tokenizer.decode([int(index)], skip_special_tokens=False))
+
+    def index(self, label: Any) -> int:
+        """Return the id of a token given by its text or its id. Raises DataError for anything but one token."""
+        size = self.tokenizer.get_vocab_size()
+        if isinstance(label, (int, np.integer)) and not isinstance(label, bool):
+            if 0 <= label < size:
+                return int(label)
+            raise DataError(f"label {label!r} is no token's id; expected 0 to {size - 1}")
+        if not isinstance(label, str):
+            raise DataError(f"a label must be a token, as text or as its id, not {label!r}")
+        known = self.tokenizer.token_to_id(label)
+        ids = [known] if known is not None else self.tokenizer.encode(label, add_special_tokens=False).ids
+        if len(ids) != 1:
+            raise DataError(
+                f"label {label!r} is {len(ids)} tokens of this model, expected one. Give a single token, with "
+                f"the space before it where it has one"
+            )
+        return int(ids[0])
 
     def parse(self, value: Any) -> Any:
         masks = self.tokenizer.encode(super().parse(value)).ids.count(self.mask_id)

@@ -24,8 +24,10 @@ class Task(ServedTask, RowParsing, AnswerComparison, CheckpointLoading, Training
 def open_task(name: str, folder: Path, inputs: tuple[TensorSpec, ...]) -> Task:
     """Make the task registered under `name` from the files that its `assets` wrote to a folder.
 
-    Raises UsageError for an unknown name, CorruptArtifact for files that are missing or not as a task writes them.
+    Raises CorruptArtifact for an unknown name, and for files that are missing or not as a task writes them.
     """
+    if name not in registry.TASKS:
+        raise CorruptArtifact(f"{folder}: {registry.describe_unknown('task', name)}. Compress the model again")
     kind: type[Task] = registry.resolve("task", name)
     try:
         task = kind.from_assets(folder, inputs)

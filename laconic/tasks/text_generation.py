@@ -1,5 +1,6 @@
 """Text generation: a prompt or a chat to the text that a causal language model writes after it."""
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -14,7 +15,7 @@ from laconic.metrics import Scorer, make_ratio_scorer
 from laconic.tasks.agreement import Agreement, share_of
 from laconic.tasks.answer_comparison import Labels
 from laconic.tasks.assets import PREPROCESS, read_asset
-from laconic.tasks.causal_lm import CHAT, COMPLETION, MESSAGES, PROMPT, CausalLm
+from laconic.tasks.causal_text import CHAT, CausalText
 from laconic.tasks.chat_template import ChatTemplate, MarkedText
 from laconic.tasks.decoder_tensors import (
     LOG_LIKELIHOODS,
@@ -35,8 +36,9 @@ from laconic.tasks.training_needs import HealingLoss
 from laconic.tasks.written_text import TOKENS_LEAST, WrittenText
 from laconic.tensor import BATCH, TensorSpec
 
-INPUTS = ("input_ids", "attention_mask", POSITION_IDS, PAST)
 SERVED = ("input_ids", "attention_mask")
+INPUTS = (*SERVED, POSITION_IDS, PAST)
+"""The inputs of a model with a cache; one without has SERVED alone."""
 PROMPT_TOKENS = 64
 """Tokens of a text without a marked answer that are its prompt."""
 WRITTEN_TOKENS = 16
@@ -45,7 +47,7 @@ COMPARED_TOKENS = 32
 """Tokens of an answer that are compared, and that the original writes where samples have no answers."""
 
 
-class TextGeneration(WrittenText, CausalLm):
+class TextGeneration(WrittenText, CausalText):
     """A sample is a text, of which the first tokens are the prompt; a chat; or a prompt with its completion.
 
     What follows the prompt, its target, is the marked answer, the last one of a chat; where none is marked, what the
@@ -53,14 +55,17 @@ class TextGeneration(WrittenText, CausalLm):
 
     The metric is the mean log-likelihood of the tokens of marked answers, but for the last token of each, and where
     none is marked of the prompt's behind the first. Minus it is the logarithm of the perplexity.
+
+    A model without a cache of keys and values scores texts, and writes nothing: the answer to a text is its likeliest
+    next token.
     """
 
     name = "text-generation"
     metric = "log-likelihood of a token"
     measures_perplexity = True
-    columns = (MESSAGES, PROMPT, COMPLETION)
     objective = "next-token"
-    architectures = ()
+    default_recipe = "text-generation"
+    has_logits = True
 
     def __init__(
         self,
@@ -73,7 +78,7 @@ class TextGeneration(WrittenText, CausalLm):
         chat: ChatTemplate | None = None,
         **options: Unpack[TextOptions],
     ) -> None:
-        CausalLm.__init__(self, tokenizer, inputs, start_id=start_id, end_id=end_id, chat=chat, **options)
+        CausalText.__init__(self, tokenizer, inputs, start_id=start_id, end_id=end_id, chat=chat, **options)
         self.settings = generation
 
     @classmethod
@@ -91,7 +96,7 @@ class TextGeneration(WrittenText, CausalLm):
 
     @classmethod
     def from_assets(cls, folder: Path, inputs: tuple[TensorSpec, ...]) -> Self:
-        if tuple(spec.name for spec in inputs) != INPUTS:
+        if tuple(spec.name for spec in inputs) not in (INPUTS, SERVED):
             raise CorruptArtifact(f"{folder} has other inputs than a language model. Compress the model again")
         preprocess = read_asset(folder, PREPROCESS)
         chat = ChatTemplate(**read_asset(folder, CHAT)) if (folder / CHAT).is_file() else None
@@ -99,10 +104,33 @@ class TextGeneration(WrittenText, CausalLm):
         return cls(cls.read_tokenizer(folder), inputs, **preprocess, generation=generation, chat=chat)
 
     def assets(self) -> dict[str, bytes]:
-        return CausalLm.assets(self) | self.pack_generation()
+        return CausalText.assets(self) | self.pack_generation()
+
+    def with_cache(self, shape: CacheShape | None) -> Self:
+        task = copy.copy(self)
+        task.inputs = describe_inputs(self.max_tokens, shape)
+        task.padding = {spec.name: self.pad_id if spec.name == "input_ids" else 0 for spec in task.inputs}
+        return task
+
+    @property
+    def has_cache(self) -> bool:
+        """Whether the model reads keys and values of earlier tokens, and so writes."""
+        return any(spec.name == PAST for spec in self.inputs)
+
+    def describe_limit(self) -> str | None:
+        if self.has_cache:
+            return None
+        return (
+            "the model keeps no keys and values of one shape in all layers, so that it has no cache: the artifact "
+            "scores texts, answers with the one likeliest next token, and writes nothing"
+        )
+
+    @property
+    def generation(self) -> GenerationSettings | None:
+        return self.settings if self.has_cache else None
 
     def limit_ids(self, count: int) -> None:
-        CausalLm.limit_ids(self, count)
+        CausalText.limit_ids(self, count)
         self.check_generation(count)
 
     @property
@@ -116,11 +144,6 @@ class TextGeneration(WrittenText, CausalLm):
 
     def served_inputs(self) -> tuple[TensorSpec, ...]:
         return tuple(spec for spec in self.inputs if spec.name in SERVED)
-
-    def read_row(self, values: Mapping[str, Any], folder: Path) -> tuple[tuple[Any, ...], Any]:
-        """Read a sample as `CausalLm` does; no label, since an answer is part of the sample."""
-        samples, _ = super().read_row(values, folder)
-        return samples, None
 
     def has_target(self, sample: Any) -> bool:
         return isinstance(sample, (TargetedText, MarkedText))
@@ -162,7 +185,7 @@ class TextGeneration(WrittenText, CausalLm):
         """Encode prompts with all but the last token of their targets. The mask is 1 at tokens that those of the target
         follow; without a target, at the last one of the prompt."""
         parts = self.divide(samples)
-        batch = CausalLm.encode(self, [Tokens((*prompt, *target[:-1])) for prompt, target in parts])
+        batch = CausalText.encode(self, [Tokens((*prompt, *target[:-1])) for prompt, target in parts])
         ids, mask = batch["input_ids"], np.zeros_like(batch["attention_mask"])
         for row, (prompt, target) in enumerate(parts):
             mask[row, len(prompt) - 1 : len(prompt) - 1 + max(1, len(target))] = 1
@@ -170,7 +193,13 @@ class TextGeneration(WrittenText, CausalLm):
 
     def encode_request(self, sample: Any) -> Arrays:
         """Encode a whole prompt, which is not cut as those of samples in files are."""
-        return CausalLm.encode(self, [sample])
+        encoded = CausalText.encode(self, [sample])
+        if not self.has_cache:
+            encoded["attention_mask"][:, :-1] = 0
+        return encoded
+
+    def served_outputs(self, outputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+        return super().served_outputs(outputs) if self.has_cache else outputs
 
     def split(self, sample: Any) -> list[Any]:
         """Return the sample alone. Raises InputError for a prompt that leaves no room for an answer: none is cut."""
@@ -183,12 +212,15 @@ class TextGeneration(WrittenText, CausalLm):
         return [sample]
 
     def encode_places(self, ids: Array, past: int, seed: int) -> Arrays:
-        """Return the places of tokens behind `past` others, and random keys and values for those. ids: [batch, seq]."""
+        """Return the places of tokens behind `past` others, and random keys and values for those; nothing without a
+        cache. ids: [batch, seq]."""
+        if not self.has_cache:
+            return {}
         rows, length = ids.shape
-        places = np.broadcast_to(np.arange(past, past + length), ids.shape)
+        places = np.tile(np.arange(past, past + length), (rows, 1))
         shape = self.shape_past(rows, past)
         keys = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-        return {POSITION_IDS: places.astype(np.int64), PAST: keys}
+        return {POSITION_IDS: places, PAST: keys}
 
     def typical(self, batch: int, length: int, seed: int = 0) -> Arrays:
         return self.sample_inputs({BATCH: batch, "seq": length}, seed)
@@ -196,16 +228,18 @@ class TextGeneration(WrittenText, CausalLm):
     def sample_inputs(self, sizes: Mapping[str, int], seed: int = 0) -> Arrays:
         past = min(sizes.get(PAST, 0), self.max_tokens - 1)
         length = min(sizes.get("seq", 1), self.max_tokens - past)
-        drawn = CausalLm.typical(self, sizes.get(BATCH, 1), length, seed)
+        drawn = CausalText.typical(self, sizes.get(BATCH, 1), length, seed)
         return drawn | self.encode_places(drawn["input_ids"], past, seed)
 
     def timed(self, batch: int, length: int) -> Arrays:
-        """Make prompts after which WRITTEN_TOKENS are written."""
+        """Make prompts after which WRITTEN_TOKENS are written; whole texts without a cache."""
+        if not self.has_cache:
+            return self.typical(batch, length)
         drawn = self.typical(batch, max(1, min(length, self.max_tokens - WRITTEN_TOKENS)))
         return {name: drawn[name] for name in SERVED} | {NEW_TOKENS: np.array(WRITTEN_TOKENS)}
 
     def check_values(self, inputs: Arrays) -> None:
-        CausalLm.check_values(self, {name: array for name, array in inputs.items() if name in SERVED})
+        CausalText.check_values(self, {name: array for name, array in inputs.items() if name in SERVED})
 
     def agreements(self, reference: Arrays, candidate: Arrays, labels: Labels = None) -> Iterator[Agreement]:
         """Compare the likeliest tokens along the targets: the share that is the same; how far a target is the same from
@@ -248,14 +282,18 @@ class TextGeneration(WrittenText, CausalLm):
         return [{"text": self.write(row[keep].tolist())} for row, keep in zip(outputs[TOKENS], filled, strict=True)]
 
     def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:
-        return CausalLm.healing_losses(self, layers=layers)
+        """Compare the probabilities; after them the last hidden states, where layers are shared."""
+        shared: dict[HealingLoss, float] = {"last-hidden-state": 1.0} if layers else {}
+        return {"probabilities": 1.0, **shared}
 
 
-def describe_inputs(longest: int, cache: CacheShape) -> tuple[TensorSpec, ...]:
-    """Return the inputs of a language model with a cache, for texts of at most `longest` tokens."""
+def describe_inputs(longest: int, cache: CacheShape | None) -> tuple[TensorSpec, ...]:
+    """Return the inputs of a language model for texts of at most `longest` tokens. cache: its shape; None without."""
+    bounds, names = {"seq": (1, longest)}, INPUTS[:-1] if cache else SERVED
+    read = (TensorSpec(name=name, dtype="int64", shape=(BATCH, "seq"), bounds=bounds) for name in names)
+    if cache is None:
+        return tuple(read)
     layers, heads, width = cache
-    bounds = {"seq": (1, longest)}
-    read = (TensorSpec(name=name, dtype="int64", shape=(BATCH, "seq"), bounds=bounds) for name in INPUTS[:-1])
     shape = (BATCH, layers, heads, PAST, width)
     return (*read, TensorSpec(name=PAST, dtype="float32", shape=shape, bounds={PAST: (0, longest)}))
 

@@ -55,7 +55,6 @@ class WrittenText(Task):
     objective = "target-tokens"
     labels_alike = False
     has_logits = False
-    writes = True
     tokenizer: Tokenizer
     vocabulary: int
     settings: GenerationSettings
@@ -65,7 +64,7 @@ class WrittenText(Task):
     """The names of the inputs that the encoder reads."""
 
     @property
-    def generation(self) -> GenerationSettings:
+    def generation(self) -> GenerationSettings | None:
         """How answers are written."""
         return self.settings
 

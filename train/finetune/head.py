@@ -17,13 +17,11 @@ from laconic.models.model_folder import read_source_json
 from laconic.models.pretrained import is_head_weight, reset_head
 from laconic.models.processors import read_template, resolve_task
 from laconic.models.signature import probe_module
-from laconic.models.source_loading import load_model, load_source, make_checkpoint
-from laconic.models.task_inference import infer_task
+from laconic.models.source_loading import CONFIG, find_task, load_model, load_source, make_checkpoint
 from laconic.progress import Steps
 from laconic.tasks.preprocessing import Preprocessing
 from train.settings import TrainingRecipe
 
-CONFIG = "config.json"
 LISTED = 10
 """Names of classes that are listed where there are more."""
 
@@ -51,7 +49,7 @@ def open_for(recipe: TrainingRecipe, *, trust: bool = False, steps: Steps | None
 
 def _open_with_head(recipe: TrainingRecipe, trust: bool, steps: Steps | None) -> Checkpoint:
     source = Path(recipe.source)
-    task = recipe.task or task_of(source)
+    task = recipe.task or find_task(source)
     # A task that a checkpoint names is taken from the registry alone: an address would import whatever the file names.
     has_head = task is not None and task in registry.TASKS and resolve_task(task).has_class_head
     if task and has_head and recipe.builder is None and source.is_dir():
@@ -159,17 +157,6 @@ def _replace_head(checkpoint: Checkpoint, names: tuple[str, ...], seed: int) -> 
         history=checkpoint.history,
         licence=checkpoint.licence,
     )
-
-
-def task_of(source: Path) -> str | None:
-    """Infer the task of a folder of transformers or timm, or of a saved checkpoint; None for anything else."""
-    if (source / CARD).is_file():
-        return str(read_source_json(source / CARD).get("task"))
-    if timm_folder.is_timm(source):
-        return timm_folder.infer_task(source)
-    if (source / CONFIG).is_file() and not (source / MODULES).is_file():
-        return infer_task(source, read_source_json(source / CONFIG))
-    return None
 
 
 def read_own_labels(folder: Path, task: str) -> tuple[str, ...]:

@@ -14,8 +14,8 @@ from laconic.data.dataset import Dataset, Samples
 from laconic.errors import DataError
 from laconic.hashing import hash_of
 from laconic.models.language_model import cap_logits
-from laconic.tasks.causal_lm import CausalLm
 from laconic.tasks.chat_template import MarkedText
+from laconic.tasks.text_generation import TextGeneration
 from laconic.tasks.token_positions import IGNORED
 from train.objectives.logit_gradients import sum_cross_entropy
 from train.step.objective import TARGETS, Batch, Objective, to_tensors
@@ -68,15 +68,14 @@ class TokenizedText:
 class NextToken(Objective):
     """Cross-entropy of each next token; a term per token that is to be predicted.
 
-    A text's last token is never read, since nothing follows it: n tokens are n - 1 inputs and n - 1 targets. Where a
-    sample has a label, the token that follows the text, it is one more target. Where the answers of a text are marked,
-    their tokens alone are targets. Without padding a batch has no attention mask, so that the fast kernels of causal
-    attention are taken.
+    A text's last token is never read, since nothing follows it: n tokens are n - 1 inputs and n - 1 targets. Where the
+    answers of a text are marked, their tokens alone are targets. Without padding a batch has no attention mask, so that
+    the fast kernels of causal attention are taken.
     """
 
-    task: CausalLm
+    task: TextGeneration
 
-    def __init__(self, task: CausalLm) -> None:
+    def __init__(self, task: TextGeneration) -> None:
         super().__init__(task)
         self.cross_entropy: LinearCrossEntropy = whole_logits
         self.layout = TextLayout()
@@ -89,10 +88,8 @@ class NextToken(Objective):
         """Tokenize the texts, ended by the end token. One that is longer than the model reads becomes several blocks,
         each of which begins with the token that the one before ends with, so that each token is a target once. Chats
         and completions are truncated instead, and left out where nothing of an answer remains.
-
-        Texts with a label, the token that follows, stay as they are.
         """
-        if dataset.labels is not None or isinstance(dataset.samples[0], TokenizedText):
+        if isinstance(dataset.samples[0], TokenizedText):
             return dataset
         longest = self.task.current_max_length + 1  # the last token is no input
         rows: list[tuple[str, TokenizedText]] = []
@@ -119,24 +116,22 @@ class NextToken(Objective):
             shapes=((),) * len(rows),
         )
 
-    def texts(self, samples: Sequence[Any], labels: Sequence[Any] | None) -> list[TokenizedText]:
-        """Tokenize samples; the last token of each is only a target. Raises DataError where all are too short."""
+    def texts(self, samples: Sequence[Any]) -> list[TokenizedText]:
+        """Tokenize samples, truncated to what the model reads; the last token of each is only a target. Raises
+        DataError where all are too short."""
         if isinstance(samples[0], TokenizedText):
             return list(samples)
-        batch = self.task.encode(samples)
-        rows = zip(batch["input_ids"], batch["attention_mask"], strict=True)
-        texts = [ids[: mask.sum()] for ids, mask in rows]
-        if labels is not None:
-            texts = [np.append(text, label) for text, label in zip(texts, labels, strict=True)]
-        texts = [text for text in texts if len(text) > 1]
+        longest = self.task.current_max_length + 1
+        texts = [TokenizedText(*parts).cut(0, longest) for parts in self.task.tokenize(samples)]
+        texts = [text for text in texts if text.count]
         if not texts:
             raise DataError(
                 "no text of a batch has two tokens, so that none follows another. Give longer texts, or a larger batch"
             )
-        return [TokenizedText.of(text) for text in texts]
+        return texts
 
     def collate(self, samples: Sequence[Any], labels: Sequence[Any] | None) -> Batch:
-        return to_tensors(self.layout.rows(self.texts(samples, labels), self.task.round_up))
+        return to_tensors(self.layout.rows(self.texts(samples), self.task.round_up))
 
     def count_terms(self, batch: Batch) -> int:
         return int(batch[LEARNED].sum()) if LEARNED in batch else self.count_tokens(batch)
@@ -234,9 +229,9 @@ def generate_greedily(
     """Append the likeliest next token again and again, until one of `stops`, to each prompt [tokens] int64; the stop is
     not part of an answer.
 
-    module: from input_ids and attention_mask, [rows, tokens] int64, to the next token's logits [rows, vocab]. Without a
-    cache of keys and values, so that the model runs as in training. longest: tokens of a prompt with its answer.
+    module: a `LanguageModel`, which runs without a cache, as in training. longest: tokens of a prompt with its answer.
     """
+    model: Any = module
     texts = [list(map(int, prompt)) for prompt in prompts]
     active = set(range(len(texts)))
     for _ in range(LONGEST):
@@ -249,7 +244,7 @@ def generate_greedily(
         for place, row in enumerate(rows):
             ids[place, : len(texts[row])] = torch.tensor(texts[row])
             mask[place, : len(texts[row])] = 1
-        tokens = module(ids.to(device), mask.to(device)).argmax(dim=-1).tolist()
+        tokens = model.choose_next(ids.to(device), mask.to(device)).tolist()
         for row, token in zip(rows, tokens, strict=True):
             if token in stops:
                 active.discard(row)

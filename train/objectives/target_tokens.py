@@ -45,7 +45,7 @@ class TargetTokens(Objective):
         model: Any = module
         encoded = to_tensors(self.task.select_source(self.task.encode(samples)))
         source = {name: tensor.to(device) for name, tensor in encoded.items()}
-        written = model.generate(source, self.task.generation).cpu().numpy()
+        written = model.generate(source, self.task.settings).cpu().numpy()
         answers = self.task.decode({SEQUENCES: written}, samples)
         return [
             {"given": str(sample), "answer": answer["text"], "wanted": self.task.write(sample.target)}

@@ -1,4 +1,4 @@
-"""Causal language modelling: a text to the token that follows it."""
+"""Texts, chats and completions as the tokens that a causal language model reads and learns."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -10,13 +10,10 @@ from tokenizers import Encoding, Tokenizer
 
 from laconic.arrays import Array, Arrays
 from laconic.errors import InputError
-from laconic.tasks.assets import PREPROCESS, read_asset, to_json
+from laconic.tasks.assets import PREPROCESS, to_json
 from laconic.tasks.chat_template import ChatTemplate, MarkedText, mark_completion
-from laconic.tasks.classification import TokenPrediction
-from laconic.tasks.preprocessing import Preprocessing, TextOptions
-from laconic.tasks.row_parsing import LABEL
+from laconic.tasks.preprocessing import TextOptions
 from laconic.tasks.text import SingleText
-from laconic.tasks.training_needs import HealingLoss, measure_perplexity
 from laconic.tensor import TensorSpec
 
 CHAT = "chat_template.json"
@@ -24,16 +21,11 @@ MESSAGES, PROMPT, COMPLETION = "messages", "prompt", "completion"
 """The columns of a chat, and of a prompt with its completion, in the place of a text."""
 
 
-class CausalLm(TokenPrediction, SingleText):
-    """A classifier whose classes are the tokens: the answer to a text is the distribution of the next token.
+class CausalText(SingleText):
+    """Mixin of the task of causal language models. In files, a sample may be a text, a chat (`messages`) or a `prompt`
+    with its `completion`: a `MarkedText`."""
 
-    A label is the token that follows, as text or, a whole number, by its id. In files, a sample may also be a chat
-    (`messages`) or a `prompt` with its `completion`: a `MarkedText`.
-    """
-
-    name = "causal-lm"
-    metric = "next-token accuracy"
-    columns: ClassVar[tuple[str, ...]] = (LABEL, MESSAGES, PROMPT, COMPLETION)
+    columns: ClassVar[tuple[str, ...]] = (MESSAGES, PROMPT, COMPLETION)
     objective = "next-token"
     self_supervised = True
     auto_class = "AutoModelForCausalLM"
@@ -54,18 +46,6 @@ class CausalLm(TokenPrediction, SingleText):
         super().__init__(tokenizer, inputs, **options)
         self.start_id, self.end_id, self.chat = start_id, end_id, chat
 
-    @classmethod
-    def from_preprocessing(cls, preprocessing: Preprocessing) -> Self:
-        inputs, options = cls.signature(preprocessing), preprocessing.text_options
-        start_id, end_id, chat = preprocessing.start_id, preprocessing.end_id, preprocessing.chat
-        return cls(preprocessing.tokenizer, inputs, start_id=start_id, end_id=end_id, chat=chat, **options)
-
-    @classmethod
-    def from_assets(cls, folder: Path, inputs: tuple[TensorSpec, ...]) -> Self:
-        preprocess = read_asset(folder, PREPROCESS)
-        chat = ChatTemplate(**read_asset(folder, CHAT)) if (folder / CHAT).is_file() else None
-        return cls(cls.read_tokenizer(folder), inputs, **preprocess, chat=chat)
-
     def assets(self) -> dict[str, bytes]:
         preprocess = {"max_tokens": self.max_tokens, "pad_id": self.pad_id, "start_id": self.start_id}
         if self.end_id is not None:
@@ -74,11 +54,13 @@ class CausalLm(TokenPrediction, SingleText):
         return super().assets() | {PREPROCESS: to_json(preprocess)} | chat
 
     def read_row(self, values: Mapping[str, Any], folder: Path) -> tuple[tuple[Any, ...], Any]:
+        """Read a sample; without a label, since an answer is part of it."""
         if self.field not in values and MESSAGES in values:
             return (self.mark_chat(values[MESSAGES]),), None
         if self.field not in values and COMPLETION in values:
             return (mark_completion(values.get(PROMPT), values[COMPLETION]),), None
-        return super().read_row(values, folder)
+        samples, _ = super().read_row(values, folder)
+        return samples, None
 
     def with_chat_template(self, text: str) -> Self:
         """Return the same task with another chat template."""
@@ -127,7 +109,7 @@ class CausalLm(TokenPrediction, SingleText):
             learned[-1:] |= ids[-1:] == self.end_id  # where the tokenizer itself adds the end token
         else:
             learned = np.ones(len(ids), bool)
-        if self.end_id is None or getattr(sample, "has_special_tokens", False) or ids[-1:] == self.end_id:
+        if self.end_id is None or getattr(sample, "has_special_tokens", False) or ids[-1:].tolist() == [self.end_id]:
             return ids, learned
         return np.append(ids, self.end_id), np.append(learned, True)
 
@@ -145,11 +127,3 @@ class CausalLm(TokenPrediction, SingleText):
             ids, mask = (np.zeros((len(ids), 1), array.dtype) for array in (ids, mask))
         ids[empty, 0], mask[empty, 0] = self.start_id, 1
         return {"input_ids": ids, "attention_mask": mask}
-
-    def figures_from_loss(self, loss: float) -> dict[str, float]:
-        return measure_perplexity(loss)
-
-    def healing_losses(self, *, layers: bool) -> dict[HealingLoss, float]:
-        """Compare the probabilities; after them the last hidden states, where layers are shared."""
-        shared: dict[HealingLoss, float] = {"last-hidden-state": 1.0} if layers else {}
-        return {"probabilities": 1.0, **shared}
