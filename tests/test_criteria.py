@@ -138,11 +138,11 @@ def test_transformers_without_labels_have_gradients(save, tmp_path):
     assert all(float(each.square.max()) > 0 for each in found.values())
 
 
-def test_texts_of_one_token_teach_a_language_model_nothing(tmp_path):
+def test_texts_without_a_token_teach_a_language_model_nothing(tmp_path):
     checkpoint = load_source(save_gpt2(tmp_path / "model"))
     (path,) = [path for path, _ in checkpoint.module.named_modules() if path.endswith("h.0.mlp.c_fc")]
     checkpoint.task.tokenizer.post_processor = processors.Sequence([])
-    for texts in (["hello"], ["hello", "hello world"]):
+    for texts in ([""], ["", "hello"]):
         dataset = make_dataset(texts, checkpoint.task, name="short")
         if len(texts) == 1:
             with pytest.raises(DataError, match="two tokens"):

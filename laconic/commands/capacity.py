@@ -82,7 +82,7 @@ def measure_artifact(
     from laconic.commands.http_session import start_server
     from serve.generation.text_writer import WritingTask
 
-    if isinstance(artifact.task(), WritingTask):
+    if artifact.task().generation is not None and isinstance(artifact.task(), WritingTask):
         raise UsageError(f"{artifact.path} writes text: its requests share the engine, there is no queue to simulate")
     options = ["--threads", str(threads), *(("--runtime", runtime) if runtime else ())]
     with start_server(artifact, *options, "--queue-seconds", "60") as server:

@@ -105,10 +105,12 @@ def open_writer(artifact: Artifact, settings: Settings, name: str, digest: str) 
     Raises MissingPackage, and RuntimeFailure where the engine refuses the graph of a language model.
     """
     task = artifact.task()
+    if task.generation is None:
+        return None
     if isinstance(task, WritingTask):
         worker = open_worker(artifact, settings, name, digest, context=task.max_tokens)
         return TextWriter(worker, task, task.max_tokens, task.chat)
-    if task.generation is None or not isinstance(task, TokenTask):
+    if not isinstance(task, TokenTask):
         return None
     recordings = task if isinstance(task, SpeechTask) else None
     longest = task.max_tokens if isinstance(task, TextSourceTask) else 0
