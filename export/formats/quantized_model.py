@@ -16,7 +16,7 @@ from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.golden import find_golden_floor
 from laconic.errors import FormatRefused
 from laconic.models.checkpoint import prepare, rebuild
-from laconic.models.text_decoder import TextDecoder
+from laconic.models.language_model import LanguageModel
 from laconic.models.torch_session import TorchSession
 from laconic.quantization.graph import Layer
 from laconic.quantization.plan import BITS, INTEGER, Precision, QuantizedWeight
@@ -40,7 +40,7 @@ class QuantizedModel:
     module in `model`; those of embeddings transposed, so that the rows are the outputs."""
 
     artifact: Artifact
-    module: TextDecoder
+    module: LanguageModel
     layers: Mapping[str, LinearWeight]
 
     @property
@@ -71,7 +71,7 @@ def read_quantized_model(artifact: Artifact) -> QuantizedModel:
             f"transformers that write ({TextGeneration.name})"
         )
     module = prepare(rebuild(manifest.source, manifest.history))
-    read = QuantizedModel(artifact, cast(TextDecoder, module), {})
+    read = QuantizedModel(artifact, cast(LanguageModel, module), {})
     weights = GraphWeights.read(artifact)
     layers: dict[str, LinearWeight] = {}
     for path, layer in read.model.named_modules():
