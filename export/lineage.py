@@ -45,6 +45,12 @@ class Lineage:
         if teaches:
             self.original, self.teacher = model, name
 
+    def drop_cache(self) -> None:
+        """Go on with the model without a cache of keys and values, for engines that do not write."""
+        if isinstance(self.model, CheckpointSource):
+            checkpoint = self.model.checkpoint
+            self.model = self.model.with_checkpoint(checkpoint.with_task(checkpoint.task.with_cache(None)))
+
     def reference(self, dataset: Dataset, step: Step | None = None) -> Arrays:
         """Return the original's outputs for these samples, [samples, ...] by name; they are cached."""
         key = hash_of("original", self.original.key, dataset.fingerprint, environment_digest())

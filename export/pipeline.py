@@ -57,6 +57,8 @@ from laconic.timing.measurements import DEFAULT_KNEE, Measurements, find_knee
 
 PARTS: dict[TestPart, str] = {"all": "", "final": "", "rehearsal": "samples that the search chooses by"}
 """What the test samples of a verdict are, where they are no unseen ones."""
+WRITING_TARGETS = ("cpu",)
+"""The targets whose engines write; on others language models score."""
 EXACT_SAMPLES = 32
 """Samples on which the captured graph is compared with the original, beside made-up inputs."""
 
@@ -86,6 +88,8 @@ def export(
 def write_artifact(lineage: Lineage, destination: Path) -> Result:
     """Build, validate and write the artifact of a lineage's model."""
     folder = lineage.job.folder / "artifact"
+    if lineage.job.recipe.target not in WRITING_TARGETS:
+        lineage.drop_cache()
     write_artifact_folder(EngineBuild(lineage).make_parts(), folder)
     publish_artifact(folder, destination)
     artifact = Artifact.load(destination)

@@ -29,9 +29,9 @@ from laconic.cache import Cache
 from laconic.errors import FormatRefused, UsageError
 from laconic.hashing import digest_file, seal
 from laconic.models.gguf_splitting import SPLITTING, find_splitting, set_splitting
+from laconic.models.language_model import LanguageModel
 from laconic.models.source import CheckpointSource
 from laconic.models.source_loading import load_source
-from laconic.models.text_decoder import TextDecoder
 from laconic.progress import Steps
 from laconic.quantization.plan import Plan
 from laconic.runtimes.runtime import make_runtime
@@ -253,7 +253,7 @@ def test_families_come_back_from_gguf_with_their_weights(make, tmp_path, name):
     model = kind(config).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, mean=float(parameter.dim() == 1), std=0.2)
-    write_gguf(replace(make("half"), module=TextDecoder(model), layers={}), tmp_path / "model.gguf")
+    write_gguf(replace(make("half"), module=LanguageModel(model), layers={}), tmp_path / "model.gguf")
     assert_same_weights(model, load_source(tmp_path / "model.gguf", task=TASK).module.model)
 
 

@@ -293,7 +293,13 @@ def test_a_cut_that_does_more_than_it_should_is_caught(name, silent, spoiled, sa
 
 def test_a_block_that_counts_its_heads_in_another_way_is_refused_by_a_sentence(tmp_path):
     config = transformers.GPTBigCodeConfig(
-        vocab_size=len(models.tokenizer().get_vocab()), n_embd=32, n_layer=1, n_head=4, n_positions=32
+        vocab_size=len(models.tokenizer().get_vocab()),
+        n_embd=32,
+        n_layer=1,
+        n_head=4,
+        n_positions=32,
+        bos_token_id=2,
+        eos_token_id=3,
     )
     folder = models.save_transformer(tmp_path / "model", models.randomize(transformers.GPTBigCodeForCausalLM(config)))
     checkpoint = load_source(folder)

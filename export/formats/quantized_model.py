@@ -65,13 +65,14 @@ def read_quantized_model(artifact: Artifact) -> QuantizedModel:
     Raises FormatRefused for an artifact of another kind, and one whose graph is not that of its module.
     """
     manifest = artifact.manifest
-    if manifest.source.get("kind") != "huggingface" or manifest.task != TextGeneration.name:
+    is_huggingface = manifest.source.get("kind") == "huggingface"
+    module = prepare(rebuild(manifest.source, manifest.history)) if is_huggingface else None
+    if not isinstance(module, LanguageModel):
         raise FormatRefused(
             f"{artifact.path} is for {manifest.task}, and the formats of other programs are for language models of "
             f"transformers that write ({TextGeneration.name})"
         )
-    module = prepare(rebuild(manifest.source, manifest.history))
-    read = QuantizedModel(artifact, cast(LanguageModel, module), {})
+    read = QuantizedModel(artifact, module, {})
     weights = GraphWeights.read(artifact)
     layers: dict[str, LinearWeight] = {}
     for path, layer in read.model.named_modules():

@@ -157,6 +157,19 @@ class Checkpoint:
             licence=self.licence,
         )
 
+    def with_task(self, task: Task) -> "Checkpoint":
+        """Return the checkpoint with another task of the same outputs."""
+        return Checkpoint.of(
+            self.module,
+            task,
+            outputs=self.outputs,
+            source=self.source,
+            size=self.size,
+            history=self.history,
+            licence=self.licence,
+            weights=self.weights,
+        )
+
     def save(self, folder: Path) -> None:
         """Write the folder, whole or not at all, in place of an earlier checkpoint.
 

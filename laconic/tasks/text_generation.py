@@ -121,8 +121,8 @@ class TextGeneration(WrittenText, CausalText):
         if self.has_cache:
             return None
         return (
-            "the model keeps no keys and values of one shape in all layers, so that it has no cache: the artifact "
-            "scores texts, answers with the one likeliest next token, and writes nothing"
+            "there is no cache of keys and values, for this model or this target: the artifact scores texts, answers "
+            "with the one likeliest next token, and writes nothing"
         )
 
     @property

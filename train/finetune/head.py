@@ -36,15 +36,7 @@ def open_for(recipe: TrainingRecipe, *, trust: bool = False, steps: Steps | None
     path = recipe.data.chat_template
     if path is None:
         return checkpoint
-    return Checkpoint.of(
-        checkpoint.module,
-        checkpoint.task.with_chat_template(read_template(path)),
-        outputs=checkpoint.outputs,
-        source=checkpoint.source,
-        size=checkpoint.size,
-        history=checkpoint.history,
-        licence=checkpoint.licence,
-    )
+    return checkpoint.with_task(checkpoint.task.with_chat_template(read_template(path)))
 
 
 def _open_with_head(recipe: TrainingRecipe, trust: bool, steps: Steps | None) -> Checkpoint:
