@@ -31,6 +31,7 @@ from train.observers import LOG, ObserverSettings
 from train.parallel.ranks import Ranks
 from train.settings import Training
 from train.step.objective import TARGETS, to_tensors
+from train.step.parallel_strategy import ParallelStrategy
 from train.step.train_step import train_step
 from train.step_assembly import make_step_parts
 from train.trainer import TrainResult, train
@@ -156,7 +157,7 @@ def test_a_run_or_an_evaluation_without_any_term_fails_and_says_where_to_look(tm
         learn(tmp_path, unlabelled(0, 1, 2, 3), steps=5)
     data, objective = unlabelled(0, 1, 2, 3), Ignoring(plain_task("tensors", (X,), None))
     with pytest.raises(DataError, match="no row of rows has a label that counts"):
-        run_dataset(checkpoint().module, objective, data, CPU, 8, torch.no_grad)
+        run_dataset(checkpoint().module, objective, data, CPU, 8, torch.no_grad, ParallelStrategy().compute)
 
 
 def test_skipped_batches_have_no_loss_in_logs_and_are_counted_in_the_result(tmp_path):
