@@ -49,9 +49,10 @@ def inputs(checkpoint, batch, length, seed=0):
 
 def load(folder, name):
     """Save the model where no process has yet, and open it."""
-    if name in SAVED:
-        return load_source(folder / "source" if (folder / "source").exists() else SAVED[name](folder / "source"))
-    return built(folder, BUILT[name])
+    if name not in SAVED:
+        return built(folder, BUILT[name])
+    checkpoint = load_source(folder / "source" if (folder / "source").exists() else SAVED[name](folder / "source"))
+    return checkpoint.with_task(checkpoint.task.with_cache(None))  # one graph that is run as a whole
 
 
 def once(folder, make):
