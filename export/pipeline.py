@@ -23,6 +23,7 @@ from export.candidates.plan_evaluator import PlanEvaluator
 from export.candidates.race import race, time_chosen
 from export.capture.graph_file import list_unquantized
 from export.lineage import Lineage, open_lineage, summarize_fidelity
+from export.placements.split_decoder import is_text_decoder
 from export.report.report import render_report
 from export.sources import capture_graph, copy_graph, find_divergence, measure_capture_error
 from export.validation.evidence import GraphDeviation
@@ -230,12 +231,22 @@ class EngineBuild:
         return references
 
     def list_options(self, graph: Graph) -> list[EngineOption]:
-        """List the engine options to build for, the preferred first: where the recipe names the engine, one in the
-        first of its arithmetics, so that nothing is left for a race to choose. Those in FP16 know what exceeds it."""
+        """List the engine options to build for, the preferred first: where the recipe names the engine, the first of
+        its arithmetics, behind INT8 activations if it asks for them, so that nothing is left for a race to choose.
+        Those in FP16 know what exceeds it."""
         options = list_options(self.recipe.engines, self.recipe.target)
+        dynamic = [option for option in options if option.compute == "int8-dynamic"]
+        options = [option for option in options if option not in dynamic]
         if self.recipe.engine_only:
             first = registry.resolve("placement", self.recipe.engine_only)
             options = [replace(options[0], compute=next(iter(first)))]
+        if self.recipe.int8_activations and dynamic and is_text_decoder(graph):
+            options = [*dynamic, *options]
+        elif self.recipe.int8_activations:
+            self.steps.warn(
+                f"int8_activations changes nothing here: it takes a language model, OpenVINO, and a processor with "
+                f"VNNI. Arithmetic stays in {options[0].compute}"
+            )
         if options[0].reference:
             self.steps.warn(
                 f"{options[0].runtime} is not on this machine: its graphs are run node by node on the CPU, and not "

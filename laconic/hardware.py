@@ -30,7 +30,12 @@ class Machine(BaseModel):
     @property
     def int8_saturates(self) -> bool:
         """Whether INT8 kernels may saturate: without VNNI they add pairs of products of 8 bits in 16 bits."""
-        return "avx2" in self.features and not {"avx512_vnni", "avx_vnni", "amx_int8"} & set(self.features)
+        return "avx2" in self.features and not self.has_vnni and "amx_int8" not in self.features
+
+    @property
+    def has_vnni(self) -> bool:
+        """Whether the processor adds products of 8 bits in 32 bits, by VNNI."""
+        return bool({"avx512_vnni", "avx_vnni"} & set(self.features))
 
 
 def cores() -> int:

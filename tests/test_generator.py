@@ -29,6 +29,7 @@ from laconic.runtimes.generator import GenerationRequest, Generator, Sampling, T
 pytest.importorskip("openvino_genai")
 from laconic.runtimes.openvino_decoder import COPIES, OpenVinoDecoder
 from laconic.runtimes.openvino_genai import OpenVinoGenAi
+from laconic.runtimes.runtime import Compute
 from laconic.runtimes.stateful_graph import make_stateful
 
 TOKENS = 40
@@ -218,8 +219,9 @@ def test_settings_that_the_engine_refuses_cost_their_own_request_alone(tiny: Gen
     assert texts[1, 0] == texts[3, 0] == texts[4, 0]
 
 
-def test_bfloat16_writes_too(kind: Kind, graph: Path) -> None:
-    with kind(graph, context=512, cache_bytes=1 << 20, compute="bfloat16") as generator:
+@pytest.mark.parametrize("compute", ["bfloat16", "int8-dynamic"])
+def test_another_arithmetic_writes_too(kind: Kind, graph: Path, compute: Compute) -> None:
+    with kind(graph, context=512, cache_bytes=1 << 20, compute=compute) as generator:
         generator.add(GenerationRequest(1, (1, 2, 3), Sampling(10)))
         assert len(finish(generator)[0][1, 0]) == 10
 

@@ -138,6 +138,31 @@ def test_groups_are_read_back_as_they_were_rounded(tmp_path, table, engine, is_l
                 np.testing.assert_allclose(weight.zeros, expected.zeros, atol=1e-5)
 
 
+@pytest.mark.parametrize("compute", ["float32", "int8-dynamic"])
+def test_zeros_that_are_no_levels_are_multiplied_with_and_read_back_exactly(tmp_path, table, compute):
+    """The width is no multiple of the group, and the weight lies on a grid, which the exact integers show."""
+    rng = np.random.default_rng(3)
+    scales, lowest = rng.uniform(0.5, 1, (3, 24)), -rng.uniform(1, 9, (3, 24))
+    places = rng.integers(0, 16, (3, 16, 24))
+    places[:, 0], places[:, 1] = 0, 15
+    head = (places * scales[:, None].astype(np.float16) + lowest[:, None]).reshape(48, 24).astype(np.float32)[:WIDTH]
+    graph = make_graph(tmp_path, table, head)
+    plan = round_graph(graph, 4, RoundingConfig(group_size=16, int8_group_size=16, symmetric=False))
+    table_layer, head_layer = graph.layers
+    weight = plan.weights["head/MatMul", "int4-weight"]
+    assert np.abs(weight.zeros - np.rint(weight.zeros)).max() > 0.3
+    np.testing.assert_allclose(restore(head_layer, weight), head, atol=0.01)
+    place(graph, plan, keep_compressed(registry.resolve("placement", "openvino")[compute]), tmp_path / "placed.onnx")
+    model = onnx.load(tmp_path / "placed.onnx").graph
+    nodes, tensors = {node.name: node for node in model.node}, {each.name: each for each in model.initializer}
+    np.testing.assert_array_equal(read_grouped_weight(head_layer, nodes, tensors).zeros, weight.zeros)
+    ids = rng.integers(0, ROWS, (3, 7))
+    expected = restore(table_layer, plan.weights["table/Gather", "int8-weight"])[ids] @ restore(head_layer, weight)
+    with make_runtime("openvino").open(tmp_path / "placed.onnx", compute=compute) as session:
+        error = np.abs(session.run({"ids": ids})["y"] - expected).max() / np.abs(expected).max()
+    assert error < (1e-5 if compute == "float32" else 0.02)
+
+
 @given(st.integers(1, 70), st.integers(1, 5), st.sampled_from([16, 32, None]), st.booleans(), st.integers(0, 99))
 @settings(max_examples=60)
 def test_no_weight_is_farther_off_than_half_a_step(rows, width, size, symmetric, seed):

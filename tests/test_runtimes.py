@@ -113,7 +113,7 @@ def test_several_sessions_run_at_the_same_time(engine, model):
         session.close()
 
 
-@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+@pytest.mark.parametrize("compute", ["float32", "bfloat16", "int8-dynamic"])
 def test_arithmetic_that_the_processor_lacks_is_replaced_by_a_more_exact_one(compute, engine, model):
     with engine.open(model, compute=compute) as session:
         assert session.run(inputs(2))["y"] == pytest.approx(inputs(2)["x"] @ FACTORS, abs=0.1)

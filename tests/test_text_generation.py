@@ -309,6 +309,7 @@ def artifacts(tmp_path_factory):
             "stages": [{"quantize.weights": {"bits": bits, "group_size": 16}}],
             "goal": {"fidelity": 0.5} | OUT_OF_REACH,
             "engine_only": "openvino",
+            "int8_activations": bits == 4,
         }
         destination = folder / f"llama{bits}.laconic"
         result = compress(Recipe.parse(recipe), destination, steps=QUIET, cache=Cache(folder / "cache"))
@@ -337,6 +338,19 @@ def test_an_artifact_is_proven_along_what_the_original_writes(artifacts):
     assert {"perplexity", "time to first token", "tokens behind it"} <= rows
     assert set(made[4].manifest.precision.values()) == {"int4-weight", "int8-weight"}
     assert {"model.onnx", "generation.json"} <= set(made[8].manifest.files)
+
+
+def test_inputs_are_rounded_to_int8_where_that_is_asked_for_and_the_processor_can(artifacts):
+    made, _ = artifacts
+    can = "int8-dynamic" in make_runtime("openvino").computes()
+    assert {bits: each.manifest.compute for bits, each in made.items()} == {
+        8: "float32",
+        4: "int8-dynamic" if can else "float32",
+    }
+    linear = {(each.planned, each.runs) for each in made[4].measured.products if each.kind == "linear"}
+    others = {(each.planned, each.runs) for each in made[4].measured.products if each.kind != "linear"}
+    assert linear == ({("int8", "int8")} if can else {("float32", "float32")})
+    assert {planned for planned, _ in others} <= {"float32"}
 
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])

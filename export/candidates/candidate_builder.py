@@ -59,7 +59,8 @@ class CandidateBuilder:
         smallest plan.
         """
         check_supported(self.evaluator.graph, ladder.rungs[0][0], options)
-        pairs = [(ladder, options[0])] if self.job.recipe.engine_only else list(pair_ladders(ladder, options))
+        has_race = not self.job.recipe.engine_only
+        pairs = list(pair_ladders(ladder, options)) if has_race else [(ladder, option) for option in options]
         built, refused = self._build_pairs(pairs, "candidate")
         built = built or self.build_float_graph(ladder, options)
         if not built:
@@ -93,8 +94,9 @@ class CandidateBuilder:
         left_out: list[str] = []
         with self.job.steps.step("build the candidates") as step:
             for number, (plans, option) in enumerate(pairs):
-                if option.reference and any(each.met for each in built.values()):
-                    break  # nothing is timed, so the first that meets the goal is the one
+                is_timed = not option.reference and not self.job.recipe.engine_only
+                if not is_timed and any(each.met for each in built.values()):
+                    break  # the first that meets the goal is the one
                 try:
                     if lag := self.find_lag(plans, option, list(built.values())):
                         left_out.append(f"{option.name}: left out, {lag:.1f} x as slow")

@@ -13,7 +13,7 @@ from onnxscript.optimizer import fold_constants
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import Plan
 from laconic.runtimes.decoder_file import encoder_of
-from laconic.runtimes.product import ARITHMETIC, Product, ProductKind
+from laconic.runtimes.product import ARITHMETIC, Product, ProductKind, find_arithmetic
 from laconic.runtimes.runtime import Compute
 
 Shape = tuple[int, ...]
@@ -192,17 +192,18 @@ def plan_products(
     nodes = [node for file in files for node in onnx.load(file, load_external_data=False).graph.node]
     dequantized = {node.output[0] for node in nodes if node.op_type == "DequantizeLinear"}
     integer = {node.name for node in nodes if len(dequantized & set(node.input[:2])) == 2}
-    static = next((each for each in ("int8", "float8") if each in asked.precision.values()), compute)
+    static = next(
+        (each for each in ("int8", "float8") if each in asked.precision.values()), find_arithmetic(None, compute)
+    )
     annotated = []
     for each in products:
         precision = plan.precision.get(each.node)
         requested: str = asked.precision.get(each.node, compute)
-        requested, planned = requested if requested in ARITHMETIC else compute, str(compute)
+        requested = requested if requested in ARITHMETIC else compute
+        planned = "float32" if precision == "float32" and explicit else find_arithmetic(precision, compute)
         if each.kind == "attention":
-            requested, planned = static, "int8" if each.node in integer else compute
-        elif precision in ARITHMETIC:
-            planned = ARITHMETIC[precision]
-        elif precision == "float32" and explicit:
-            planned = "float32"
+            requested, planned = static, "int8" if each.node in integer else planned
+        elif precision is None:
+            requested = planned
         annotated.append(each.model_copy(update={"asked": requested, "planned": planned}))
     return tuple(annotated)

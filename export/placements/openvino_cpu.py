@@ -22,4 +22,8 @@ FLOAT32 = PlacementRules(
     blocks=frozenset({"int4", "int8", "zeros"}),
 )
 
-RULES: dict[Compute, PlacementRules] = {"float32": FLOAT32, "bfloat16": replace(FLOAT32, attention=False)}
+RULES: dict[Compute, PlacementRules] = {
+    "float32": FLOAT32,
+    "bfloat16": replace(FLOAT32, attention=False),
+    "int8-dynamic": FLOAT32,
+}

@@ -69,7 +69,7 @@ def place(
         replace_relu(model.graph)
     if rules.explicit:
         write_axis_bounds(model, graph)
-    if rules.explicit and compute != "float32":
+    if rules.explicit and compute in ("float16", "bfloat16"):
         convert_to_half(model, compute, overflow=overflow, float32=rules.float32)
     save_model(model, path)
 

@@ -6,7 +6,7 @@ from typing import Any
 from laconic.artifacts.manifest import MODEL, Manifest
 from laconic.artifacts.placement import Placement
 from laconic.runtimes.kernel_audit import audit_products
-from laconic.runtimes.product import ARITHMETIC, Product, group_fallbacks, share_multiply_adds
+from laconic.runtimes.product import Product, find_arithmetic, group_fallbacks, share_multiply_adds
 from laconic.runtimes.runtime import Kernel
 
 
@@ -22,12 +22,17 @@ def audit_placement(
     if placement.model == MODEL:
         return audited
     planned = {
-        node: ARITHMETIC.get(precision, placement.compute) for node, precision in placement.precision.items()
+        node: find_arithmetic(precision, placement.compute) for node, precision in placement.precision.items()
     } | {each.node: each.runs or each.planned for each in audited if each.kind == "attention"}
     asked = {each.node: each.asked for each in products}
     asked |= {node: placement.compute for node, each in asked.items() if each == manifest.compute}
     plans = [
-        each.model_copy(update={"asked": asked[each.node], "planned": planned.get(each.node, placement.compute)})
+        each.model_copy(
+            update={
+                "asked": asked[each.node],
+                "planned": planned.get(each.node, find_arithmetic(None, placement.compute)),
+            }
+        )
         for each in products
     ]
     return audit_products(plans, kernels, engine)

@@ -56,6 +56,11 @@ def expand_scales(scales: Array, rows: int, group_size: int | None) -> Array:
     return np.asarray(np.repeat(scales, effective_group_size(group_size, rows), axis=-2)[..., :rows, :])
 
 
+ON_GRID = 0.05
+"""Weights that are so many steps from a grid, as their root mean square, lie on it; others are 0.29 steps from one.
+BF16 rounds a weight on a grid by 0.02 steps."""
+
+
 def fit_grid(
     weight: Array, group_size: int | None, levels: Levels = INT4_RANGE, symmetric: bool = True, *, clips: bool = True
 ) -> tuple[Array, Array | None]:
@@ -64,20 +69,21 @@ def fit_grid(
 
     A smaller scale clips the largest weights and represents the others better, so in 4 bits the one of several shares
     of the full scale is taken that has the least squared error; the full one if not `clips`. Scales are numbers of FP16
-    where these have all digits, to be stored as such. Zeros are no integers, as in HQQ (Badri and Shaji, Half-Quadratic
-    Quantization, 2023), so that the lowest and the highest weight of a group are represented.
+    where these have all digits, to be stored as such. Zeros are levels, so that 0 is represented, unless the weight
+    lies on a grid with others (`find_grid`): engines multiply faster with these.
     """
     parts = divide_inputs(weight, group_size)
-    low, high = parts.min(axis=1), parts.max(axis=1)
-    if symmetric:
-        whole = np.maximum(-low, high) / levels[1]
-    else:
-        whole = np.where(high > low, (high - low) / (levels[1] - levels[0]), np.maximum(np.abs(low), 1e-30))
+    if not symmetric and (grid := find_grid(parts, levels)) is not None:
+        return grid
+    low, high = parts.min(axis=1).clip(max=0), parts.max(axis=1).clip(min=0)
+    whole = np.maximum(-low, high) / levels[1] if symmetric else (high - low) / (levels[1] - levels[0])
     whole = np.maximum(whole, np.finfo(np.float32).tiny).astype(np.float32)
     best, zeros, least = whole, np.zeros_like(whole), np.full(whole.shape, np.inf)
     for share in INT4_SCALE_SHARES if clips and levels == INT4_RANGE else (1.0,):
         scale = round_to_half(whole * np.float32(share))
-        zero = np.zeros_like(scale) if symmetric else centre_zeros(low, high, scale, levels)
+        # The middle between the two limits is that of the levels.
+        zero = np.zeros_like(scale) if symmetric else sum(levels) / 2 - (high + low) / (2 * scale)
+        zero = np.rint(zero).clip(*levels)
         integers = np.clip(np.rint(parts / scale[:, None] + zero[:, None]), *levels)
         error = (((integers - zero[:, None]) * scale[:, None] - parts) ** 2).sum(axis=1)
         best, zeros = np.where(error < least, scale, best), np.where(error < least, zero, zeros)
@@ -85,10 +91,16 @@ def fit_grid(
     return np.asarray(best, np.float32), None if symmetric else np.asarray(zeros, np.float32)
 
 
-def centre_zeros(low: Array, high: Array, scale: Array, levels: Levels) -> Array:
-    """Return the zeros with which the middle between two limits is that of the levels; where the limits are one number,
-    the integer 0 is it."""
-    return np.asarray(np.where(high > low, sum(levels) / 2 - (high + low) / (2 * scale), -low / scale), np.float32)
+def find_grid(parts: Array, levels: Levels) -> tuple[Array, Array] | None:
+    """Find the scales and the zeros of the grid that groups of weights [groups, size, out] lie on, as those of a
+    checkpoint that was quantized before (GGUF's Q4_1); None where they lie on none. Its zeros may be any numbers."""
+    low, high = parts.min(axis=1), parts.max(axis=1)
+    whole = np.where(high > low, (high - low) / (levels[1] - levels[0]), np.maximum(np.abs(low), 1e-30))
+    scale = round_to_half(np.maximum(whole, np.finfo(np.float32).tiny).astype(np.float32))
+    zero = np.where(high > low, sum(levels) / 2 - (high + low) / (2 * scale), -low / scale).astype(np.float32)
+    places = parts / scale[:, None] + zero[:, None]
+    error = np.rint(places).clip(*levels) - places
+    return (scale, zero) if float(np.square(error).mean()) <= ON_GRID**2 else None
 
 
 def divide_inputs(weight: Array, group_size: int | None) -> Array:

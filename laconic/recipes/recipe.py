@@ -87,9 +87,11 @@ class Recipe(Origin):
     default recipe, else of the target. heal: whether healing is inserted after lossy stages, or the settings of that
     healing. to: what is written; quantization needs an artifact. runtimes: the engines to try, the preferred first;
     default: all engines of the target. engine_only: the one engine to build for, in float32 where not quantized, so
-    that nothing is chosen by its speed. portable: whether the artifact is placed for the other engines as well, and the
-    fastest one is found on each machine where it is opened. keep_graph: whether the artifact holds the float graph, so
-    that `laconic build` needs no source.
+    that nothing is chosen by its speed. int8_activations: whether products with weights that are stored in 4 or 8 bits
+    may round their inputs to INT8 (dynamic quantization), which is faster and less exact: where the engine has that,
+    and the goal is met with it. portable: whether the artifact is placed for the other engines as well, and the fastest
+    one is found on each machine where it is opened. keep_graph: whether the artifact holds the float graph, so that
+    `laconic build` needs no source.
     """
 
     missing: ClassVar[Mapping[str, str]] = {
@@ -105,6 +107,7 @@ class Recipe(Origin):
     target: str = "cpu"
     runtimes: tuple[str, ...] = ()
     engine_only: str | None = None
+    int8_activations: bool = False
     portable: bool = False
     keep_graph: bool = False
     goal: Goal = Goal()

@@ -12,7 +12,7 @@ from laconic.errors import RuntimeFailure
 from laconic.runtimes.batched_graph import HIDING, KEPT, PADDING, read_batched
 from laconic.runtimes.decoder_file import LOGITS, encoder_of, past_name, present_name
 from laconic.runtimes.encoder_decoder_graph import SHIFT, read_encoder_decoder
-from laconic.runtimes.openvino import HINTS, OpenVino, core, ov
+from laconic.runtimes.openvino import OpenVino, core, find_compute, make_properties, ov
 from laconic.runtimes.runtime import Compute
 from laconic.runtimes.source_encoder import SourceEncoder
 from laconic.runtimes.stateful_graph import IDS, POSITIONS, CacheShape, read_cache, read_vocabulary
@@ -147,14 +147,7 @@ def compile_decoder(
 ) -> OpenDecoder:
     """Compile a decoder, and prove that rows of different lengths can be batched. Raises RuntimeFailure."""
     cache, vocabulary = read_cache(pasts), read_vocabulary(graph, model)
-    properties = {
-        "INFERENCE_PRECISION_HINT": HINTS[compute if compute in OpenVino().computes() else "float32"],
-        "INFERENCE_NUM_THREADS": str(threads),
-        "NUM_STREAMS": "1",
-        "ENABLE_CPU_PINNING": "NO",
-        "CPU_RUNTIME_CACHE_CAPACITY": "16",
-        "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
-    }
+    properties = make_properties(threads, find_compute(compute)) | {"NUM_STREAMS": "1"}
     try:
         compiled = core().compile_model(graph, "CPU", properties)
         prompts, rows = (DecoderRequests(compiled, cache) for _ in range(2))

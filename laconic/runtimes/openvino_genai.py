@@ -19,7 +19,7 @@ from laconic.runtimes.generator import (
     TokenEvent,
     check_prompt,
 )
-from laconic.runtimes.openvino import HINTS, OpenVino, ov  # before openvino_genai: keeps openvino's telemetry out
+from laconic.runtimes.openvino import HINTS, find_compute, make_properties, ov  # first: keeps telemetry out
 from laconic.runtimes.runtime import Compute
 from laconic.runtimes.stateful_graph import CacheShape, PagingRefused, StatefulModel, make_stateful
 
@@ -27,7 +27,7 @@ import openvino_genai  # isort: skip
 
 BLOCK_TOKENS = 32
 """Tokens of a block of the cache, on the CPU (2026.4)."""
-KEPT = {"float32": 4, "bfloat16": 2}
+KEPT = {"float32": 4, "bfloat16": 2, "int8-dynamic": 4}
 """Bytes of a number in the cache, by the arithmetic. FP32 with another cache is refused by the engine, and BF16 with a
 cache in FP32 too (2026.4); INT8 is its own default, and less exact."""
 NO_STOP = 1 << 40
@@ -71,8 +71,7 @@ class OpenVinoGenAi(Generator):
     ) -> None:
         """model: a decoder with a cache, in ONNX. context: the most tokens that it takes. cache_bytes: of the cache of
         all requests. Raises RuntimeFailure where the graph or the engine refuses."""
-        if compute not in OpenVino().computes():
-            compute = "float32"  # which is never less exact
+        compute = find_compute(compute)
         stateful = make_stateful(model, context)
         blocks = cache_bytes // (BLOCK_TOKENS * stateful.cache.numbers * KEPT[compute])
         if not blocks:
@@ -82,7 +81,8 @@ class OpenVinoGenAi(Generator):
         self.cache: CacheShape = stateful.cache
         self._choices: dict[tuple[int, int], EngineChoice] = {}
         self._next = 0
-        self._pipeline = open_pipeline(stateful, model, blocks, find_properties(threads, compute), has_prefix_cache)
+        properties = make_properties(threads, compute) | {"KV_CACHE_PRECISION": HINTS[compute]}
+        self._pipeline = open_pipeline(stateful, model, blocks, properties, has_prefix_cache)
 
     def add(self, request: GenerationRequest) -> None:
         check_prompt(request, self.vocabulary)
@@ -162,19 +162,6 @@ class OpenVinoGenAi(Generator):
             return []
         given = tuple(logprobs) if request.sampling.logprobs else ()
         return [TokenEvent(request.id, choice.index, tuple(tokens), given, reason)]
-
-
-def find_properties(threads: int, compute: Compute) -> Mapping[str, object]:
-    """Return the properties of the compiled model."""
-    return {
-        "INFERENCE_PRECISION_HINT": HINTS[compute],
-        "KV_CACHE_PRECISION": HINTS[compute],
-        # By default the inputs of layers with compressed weights are rounded to INT8, 32 numbers at a time: KL
-        # divergence 0.008 where BF16 alone has 0.0007 (SmolLM2-135M, 2026.4).
-        "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
-        "INFERENCE_NUM_THREADS": str(threads),
-        "ENABLE_CPU_PINNING": "NO",
-    }
 
 
 def open_pipeline(

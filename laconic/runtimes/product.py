@@ -13,7 +13,20 @@ NOT_REPORTED = "not audited: the engine does not report its kernels"
 NOT_COUNTED = "not counted: a shape in the graph depends on the values of the inputs"
 
 ARITHMETIC = {"int8": "int8", "int8-dynamic": "int8", "float8": "float8"}
-"""The arithmetic of each precision that quantizes activations; the others multiply in float."""
+"""The arithmetic of each precision that quantizes activations; the others multiply in float, unless that is
+int8-dynamic."""
+WEIGHT_ONLY = frozenset({"int4-weight", "int8-weight"})
+"""Precisions whose weights are stored in fewer bits, and multiplied in the arithmetic of the layers that are not
+quantized."""
+
+
+def find_arithmetic(precision: str | None, compute: str) -> str:
+    """Return the arithmetic that a product with weights is planned in; without a precision, one without weights.
+    compute: the arithmetic of the layers that are not quantized."""
+    if compute == "int8-dynamic":
+        compute = "int8" if precision in WEIGHT_ONLY else "float32"
+    return ARITHMETIC.get(precision or "", compute)
+
 
 ProductKind = Literal["linear", "convolution", "attention", "recurrent"]
 """A matrix product with weights; a convolution; a product of two activations, as in attention; a recurrent layer."""

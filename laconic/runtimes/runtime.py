@@ -12,8 +12,9 @@ import numpy as np
 from laconic import registry
 from laconic.arrays import Array, Arrays
 
-Compute = Literal["float32", "bfloat16", "float16"]
-"""The arithmetic of the layers that are not quantized."""
+Compute = Literal["float32", "bfloat16", "float16", "int8-dynamic"]
+"""The arithmetic of the layers that are not quantized. int8-dynamic: FP32, but for products with weights that are
+stored in 4 or 8 bits, whose inputs are rounded to INT8 as they come, some with one scale (dynamic quantization)."""
 
 
 @dataclass(frozen=True)
