@@ -144,7 +144,9 @@ def test_transformers_reads_compressed_tensors_and_answers_with_equal_logits(mak
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id == 1
 
 
-@pytest.mark.parametrize(("form", "name"), [("compressed-tensors", "mixed"), ("gptq", "int8"), ("gptq", "int4")])
+@pytest.mark.parametrize(
+    ("form", "name"), [("compressed-tensors", "mixed"), ("gptq", "int8"), ("gptq", "int4"), ("gptq", "zeros")]
+)
 def test_what_is_written_opens_here_with_the_weights_of_the_artifact(make, tmp_path, form, name):
     made = make(name)
     write_format(made.artifact.path, form, tmp_path / "out", QUIET)
@@ -194,7 +196,6 @@ def test_openvino_genai_writes_from_the_ir_what_the_model_writes(make, tmp_path)
 
 REFUSED = {
     "zeros in compressed-tensors": ("zeros", "compressed-tensors", "has zeros beside its scales"),
-    "zeros in GPTQ": ("zeros", "gptq", "has zeros between integers"),
     "layers of several kinds in GPTQ": ("mixed", "gptq", "stored in another way than others"),
 }
 
