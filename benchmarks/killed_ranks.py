@@ -73,35 +73,14 @@ def kill_once(model: Path, data: Path, folder: Path, lose: str, dice: random.Ran
 
 def start_agents(model: Path, data: Path, folder: Path, count: int) -> list["subprocess.Popen[bytes]"]:
     """Start the agents of one run: one with four ranks, or four with one each."""
-    recipe = ["--task", "text-classification", "--steps", str(STEPS), "--set", f"snapshot_every={EVERY}"]
-    options = [
-        *recipe,
-        "--batch",
-        "8",
-        "--set",
-        f"eval_every={STEPS}",
-        "--set",
-        "precision=fp32",
-        "-o",
-        str(folder / "tuned"),
-    ]
+    fixed = f"--task text-classification --steps {STEPS} --batch 8 --set snapshot_every={EVERY}"
+    fixed += f" --set eval_every={STEPS} --set precision=fp32 --on torchrun"
+    options = ["--data", str(data), *fixed.split(), "-o", str(folder / "tuned")]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         endpoint = f"localhost:{free.getsockname()[1]}"
     ranks = ["--nproc-per-node", str(RANKS)] if count == 1 else ["--nnodes", f"1:{RANKS}", "--rdzv-endpoint", endpoint]
-    command = [
-        sys.executable,
-        "-m",
-        "laconic",
-        "finetune",
-        str(model),
-        "--data",
-        str(data),
-        *options,
-        "--on",
-        "torchrun",
-        *ranks,
-    ]
+    command = [sys.executable, "-m", "laconic", "finetune", str(model), *options, *ranks]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with (folder / "log.txt").open("ab") as output:
         return [subprocess.Popen(command, stdout=output, stderr=output, env=environment) for _ in range(count)]

@@ -15,7 +15,7 @@ from export.candidates.candidate import EngineCandidate, choose_fastest, describ
 from export.candidates.candidate_builder import SOUND_SAMPLES, CandidateBuilder
 from export.candidates.collect_evidence import PARITY_SAMPLES, collect_evidence
 from export.candidates.dynamic_baseline import compare_dynamic
-from export.candidates.engine_option import SENSITIVITY_OPTION, EngineOption, list_options
+from export.candidates.engine_option import SENSITIVITY_OPTION, EngineOption, list_dynamic_options, list_options
 from export.candidates.layer_trials import LayerTrials
 from export.candidates.magnitudes import OVERFLOW_SAMPLES, describe_overflow, find_overflow
 from export.candidates.multiply_adds import count_products, limit_samples
@@ -235,14 +235,13 @@ class EngineBuild:
         its arithmetics, behind INT8 activations if it asks for them, so that nothing is left for a race to choose.
         Those in FP16 know what exceeds it."""
         options = list_options(self.recipe.engines, self.recipe.target)
-        dynamic = [option for option in options if option.compute == "int8-dynamic"]
-        options = [option for option in options if option not in dynamic]
         if self.recipe.engine_only:
             first = registry.resolve("placement", self.recipe.engine_only)
             options = [replace(options[0], compute=next(iter(first)))]
-        if self.recipe.int8_activations and dynamic and is_text_decoder(graph):
+        dynamic = list_dynamic_options(options) if is_text_decoder(graph) else []
+        if self.recipe.int8_activations:
             options = [*dynamic, *options]
-        elif self.recipe.int8_activations:
+        if self.recipe.int8_activations and not dynamic:
             self.steps.warn(
                 f"int8_activations changes nothing here: it takes a language model, OpenVINO, and a processor with "
                 f"VNNI. Arithmetic stays in {options[0].compute}"

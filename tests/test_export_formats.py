@@ -279,6 +279,6 @@ def test_the_command_writes_a_format_and_refuses_options_without_use(make, tmp_p
     code, shown, _ = laconic(*arguments, "--json")
     assert code == 0
     assert json.loads(shown)["format"] == "gguf"
-    code, _, said = laconic(*arguments, "--task", "causal-lm")
+    code, _, said = laconic(*arguments, "--task", "text-generation")
     assert code == 2
     assert "have no use" in said

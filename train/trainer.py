@@ -99,11 +99,7 @@ def train(
     objective = objective or registry.resolve("objective", task.objective).of(task, dataset)
     with task.truncated(training.max_length):
         dataset = objective.prepare_rows(dataset)
-    normalized = any(getattr(part, "running_mean", None) is not None for part in checkpoint.module.modules())
-    sampler, steps = (
-        make_sampler(dataset, training, ranks, 2 if normalized else 1),
-        training.count_steps(len(dataset.keys)),
-    )
+    sampler, steps = make_sampler(checkpoint, dataset, training, ranks), training.count_steps(len(dataset.keys))
     every, is_pruned = eval_every or sampler.steps, must_keep_zeros(checkpoint.history, components.techniques)
     with task.truncated(training.max_length), task.padded(components.padding_multiple):
         first = first_batch(objective, dataset, sampler)
@@ -168,10 +164,11 @@ def start_training(
     return state
 
 
-def make_sampler(dataset: Dataset, training: Training, ranks: Ranks, fewest: int) -> BatchSampler:
+def make_sampler(checkpoint: Checkpoint, dataset: Dataset, training: Training, ranks: Ranks) -> BatchSampler:
     """Make the sampler of this rank's rows, grouped by length where that is asked for and the set is large enough.
-    fewest: rows of a batch."""
-    rows = len(dataset.keys)
+    Batch normalization needs two rows in a batch."""
+    is_normalized = any(getattr(part, "running_mean", None) is not None for part in checkpoint.module.modules())
+    rows, fewest = len(dataset.keys), 2 if is_normalized else 1
     grouped = training.group_by_length and rows >= LEAST_WINDOWS * WINDOW * training.batch_size
     lengths = row_lengths(dataset) if grouped else None
     return BatchSampler(rows, training.batch_size, training.seed, ranks.data_rank, ranks.data_world, lengths, fewest)

@@ -143,6 +143,12 @@ def list_options(engines: tuple[str, ...], target: str) -> list[EngineOption]:
     return options
 
 
+def list_dynamic_options(options: Sequence[EngineOption]) -> list[EngineOption]:
+    """List the engines of these options that can round the inputs of products with stored weights to INT8 here."""
+    engines = dict.fromkeys(option.runtime for option in options if not option.reference)
+    return [EngineOption(name, "int8-dynamic") for name in engines if make_runtime(name).has_int8_dynamic()]
+
+
 def check_supported(graph: Graph, plan: Plan, options: Sequence[EngineOption]) -> None:
     """Raise UnsupportedPrecision if none of these options has kernels for a plan."""
     errors = []

@@ -96,17 +96,8 @@ def finetune(
         return
     if output is None:
         raise UsageError("nowhere to write to. Give --output FOLDER, as tuned")
-    if on not in LAUNCHERS:
-        raise UsageError(f"there is nowhere called {on!r} to train on. {did_you_mean(on, LAUNCHERS)}")
     if on != "local" and "RANK" not in os.environ:  # it is in the ranks that this starts, by the same command
-        from train.launchers.slurm import submit_job
-        from train.launchers.torchrun import LaunchSettings, launch_ranks
-
-        settings = LaunchSettings(nnodes, nproc_per_node, rdzv_endpoint, max_restarts)
-        if on == "slurm":
-            typer.echo(submit_job(sys.argv[1:], settings, output))
-            return
-        raise typer.Exit(launch_ranks(sys.argv[1:], settings, run=output.name))
+        raise typer.Exit(launch(on, output, nnodes, nproc_per_node, rdzv_endpoint, max_restarts))
     from train.finetune.finetune import finetune
     from train.observers import ObserverSettings
 
@@ -115,6 +106,20 @@ def finetune(
     if os.environ.get("RANK", "0") != "0":
         return  # only the first rank prints the result
     print_json(summarize_tuned(tuned)) if as_json else print_tuned(tuned)
+
+
+def launch(place: str, output: Path, *settings: Any) -> int:
+    """Start the ranks of this command, or submit a job that does, and return the exit code. settings: as of
+    `LaunchSettings`."""
+    if place not in LAUNCHERS:
+        raise UsageError(f"there is nowhere called {place!r} to train on. {did_you_mean(place, LAUNCHERS)}")
+    from train.launchers.slurm import submit_job
+    from train.launchers.torchrun import LaunchSettings, launch_ranks
+
+    if place == "torchrun":
+        return launch_ranks(sys.argv[1:], LaunchSettings(*settings), run=output.name)
+    typer.echo(submit_job(sys.argv[1:], LaunchSettings(*settings), output))
+    return 0
 
 
 def read_training_recipe(path: Path | None, keys: dict[str, Any], *, trust: bool) -> "TrainingRecipe":

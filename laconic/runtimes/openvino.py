@@ -112,13 +112,11 @@ class OpenVino(Runtime):
     def computes(self) -> tuple[Compute, ...]:
         # The capabilities are those of the processor. A model compiled for BF16 without oneDNN's kernels for it gives
         # outputs without a row (2026.4).
-        limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
-        computes: list[Compute] = ["float32"]
-        if "BF16" in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES") and limit not in WITHOUT_BF16:
-            computes.append("bfloat16")
-        if this_machine().has_vnni and limit not in WITHOUT_VNNI:
-            computes.append("int8-dynamic")
-        return tuple(computes)
+        capabilities = core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+        return ("float32", "bfloat16") if "BF16" in capabilities and read_limit() not in WITHOUT_BF16 else ("float32",)
+
+    def has_int8_dynamic(self) -> bool:
+        return this_machine().has_vnni and read_limit() not in WITHOUT_VNNI
 
     def open(self, model: Path, *, threads: int = 1, compute: Compute = "float32") -> Session:
         return self.open_many(model, 1, threads=threads, compute=compute)[0]
@@ -153,7 +151,14 @@ class OpenVino(Runtime):
 def find_compute(compute: Compute) -> Compute:
     """Return an arithmetic, or FP32 on a processor without its instructions: never less exact than what was
     validated."""
-    return compute if compute in OpenVino().computes() else "float32"
+    engine = OpenVino()
+    is_here = engine.has_int8_dynamic() if compute == "int8-dynamic" else compute in engine.computes()
+    return compute if is_here else "float32"
+
+
+def read_limit() -> str:
+    """Read the instructions that oneDNN is held to; empty for all that the processor has."""
+    return os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
 
 
 def make_properties(threads: int, compute: Compute) -> dict[str, str]:

@@ -14,7 +14,8 @@ from laconic.arrays import Array, Arrays
 
 Compute = Literal["float32", "bfloat16", "float16", "int8-dynamic"]
 """The arithmetic of the layers that are not quantized. int8-dynamic: FP32, but for products with weights that are
-stored in 4 or 8 bits, whose inputs are rounded to INT8 as they come, some with one scale (dynamic quantization)."""
+stored in 4 or 8 bits, whose inputs are rounded to INT8 as they come, 32 numbers with one scale (dynamic
+quantization)."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,10 @@ class Runtime(ABC):
     @abstractmethod
     def computes(self) -> tuple[Compute, ...]:
         """Return the arithmetics that the engine has kernels for on this machine, for layers that are not quantized."""
+
+    def has_int8_dynamic(self) -> bool:
+        """Return whether the engine has kernels for int8-dynamic on this machine, too."""
+        return False
 
     @abstractmethod
     def open(self, model: Path, *, threads: int = 1, compute: Compute = "float32") -> Session:

@@ -59,15 +59,18 @@ class LayerStack(nn.Module):
         return part
 
 
-def convert_to_stack(layers: nn.Module, state: StackState) -> Callable[[], None]:
-    """Turn a list of layers into a `LayerStack` in place. Returns a function that turns it back."""
+def mix_into(layers: nn.Module, mixin: type[nn.Module], **attributes: object) -> Callable[[], None]:
+    """Mix a class into that of a list of layers in place, with the attributes that it needs. Returns a function that
+    takes both out again."""
     plain = type(layers)
-    layers.__class__ = type(f"{plain.__name__}Stack", (LayerStack, plain), {})
-    layers.stack_state = state  # type: ignore[assignment]
+    layers.__class__ = type(f"{plain.__name__}{mixin.__name__}", (mixin, plain), {})
+    for name, value in attributes.items():
+        setattr(layers, name, value)
 
     def undo() -> None:
         layers.__class__ = plain
-        del layers.stack_state
+        for name in attributes:
+            delattr(layers, name)
 
     return undo
 

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from laconic.errors import RecipeError
 from laconic.models.repeated_layers import find_layer_lists, find_layers
-from train.layerwise.layer_stack import StackState, convert_to_stack
+from train.layerwise.layer_stack import LayerStack, StackState, mix_into
 from train.layerwise.layerwise_pass import PassConfig
 from train.memory.chunked_cross_entropy import DEFERRED
 from train.step.step_parts import StepParts
@@ -79,7 +79,7 @@ class Layerwise(Technique):
         )
         state = StackState(pass_config)
         for layers in lists:
-            parts.on_restore(convert_to_stack(layers, state))
+            parts.on_restore(mix_into(layers, LayerStack, stack_state=state))
         parts.add_forward_context(state.forward_pass)
         for part in parts.module.modules():
             config: Any = getattr(part, "config", None)

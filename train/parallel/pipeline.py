@@ -20,6 +20,7 @@ from torch.nn.functional import pad
 
 from laconic.errors import LaconicError, RecipeError
 from laconic.models.repeated_layers import find_layer_lists
+from train.layerwise.layer_stack import mix_into
 from train.parallel.fully_sharded import check_shards, gather_root, shard_modules
 from train.parallel.mesh import Mesh, ScheduleName
 from train.parallel.pipeline_schedules import SCHEDULES, check_rows, choose_rows, list_actions, measure_bubble
@@ -28,11 +29,11 @@ from train.parallel.stage_layers import (
     LayerRouter,
     RelayPass,
     SharedModule,
+    StagedLayers,
     StageEnd,
     StageModule,
     StagePass,
     read_hidden,
-    stage_layers,
 )
 from train.parallel.stage_plan import StagePlan, plan_stages
 from train.parallel.stage_weights import copy_skeleton, drop_other_weights, place_weights, sum_gradients
@@ -114,12 +115,12 @@ class Pipeline(RanksStrategy):
         skeleton = copy_skeleton(module, parts.device)
         self._skeleton = LossModule(skeleton, parts.objective)
         (copies,) = find_layer_lists(skeleton)
-        stage_layers(copies, self._probe)
+        mix_into(copies, StagedLayers, router=self._probe)
         weights = place_weights(module, self.plan)
         restore = drop_other_weights(weights, self._own, parts.device)
         parts.on_restore(lambda: restore(self._group, self._places))
         (layers,) = find_layer_lists(module)
-        parts.on_restore(stage_layers(layers, self._router))
+        parts.on_restore(mix_into(layers, StagedLayers, router=self._router))
         members = list(layers.children())
         self._layers = {stage: [members[number] for number in self.plan.layers[stage]] for stage in self._own}
         self._outside: dict[int, list[nn.Module]] = {

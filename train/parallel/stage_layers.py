@@ -74,19 +74,6 @@ def call_layer(run: Run, number: int, layer: nn.Module, args: tuple[Any, ...], k
     return run(number, layer, args, kwargs)
 
 
-def stage_layers(layers: nn.Module, router: LayerRouter) -> Callable[[], None]:
-    """Turn a list of layers into `StagedLayers` in place. Returns a function that turns it back."""
-    plain = type(layers)
-    layers.__class__ = type(f"{plain.__name__}Staged", (StagedLayers, plain), {})
-    layers.router = router  # type: ignore[assignment]
-
-    def undo() -> None:
-        layers.__class__ = plain
-        del layers.router
-
-    return undo
-
-
 class StagePass:
     """One forward pass through a stage. received: the hidden states of the stage before; None in the first stage."""
 
