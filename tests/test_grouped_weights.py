@@ -91,7 +91,7 @@ def test_engines_multiply_with_what_was_rounded(tmp_path, table, engine, is_lang
     with make_runtime(engine).open(tmp_path / "placed.onnx") as session:
         np.testing.assert_allclose(session.run({"ids": ids})["y"], rows[ids] @ columns, atol=1e-4)
     operators = {node.op_type for node in onnx.load(tmp_path / "placed.onnx").graph.node}
-    slow = engine == "onnxruntime" and (bits == 8 or not symmetric)
+    slow = engine == "onnxruntime" and bits == 8
     assert (BLOCKS in operators) == ((is_language and not slow) or (engine == "onnxruntime" and not slow))
 
 
