@@ -122,7 +122,7 @@ def render_report(
     """
     source = Path(recipe.source).resolve().name
     metric = str(registry.resolve("task", manifest.task).metric)
-    placements = [f"{each.runtime} ({each.compute} where not quantized)" for each in manifest.placements]
+    placements = [f"{each.runtime} ({each.arithmetic})" for each in manifest.placements]
     comparisons = [
         (kind, comparison, list(format_comparison(comparison, metric))) for kind, comparison in manifest.comparisons()
     ]

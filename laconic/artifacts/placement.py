@@ -36,6 +36,11 @@ class Placement(BaseModel):
             raise ValueError(f"unknown runtime {name!r}. {registry.did_you_mean(name, registry.TABLES['runtime'])}")
         return name
 
+    @property
+    def arithmetic(self) -> str:
+        """The arithmetic that layers are computed in where their precision does not say it, for people to read."""
+        return "INT8 activations" if self.compute == "int8-dynamic" else f"{self.compute} where not quantized"
+
 
 def find_fastest_placement(speeds: Mapping[str, float]) -> str:
     """Find the name of the fastest placement; another than the first must be faster by MARGIN."""

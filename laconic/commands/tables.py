@@ -113,7 +113,7 @@ def print_artifact(artifact: Artifact, kernels: Mapping[str, Any]) -> None:
             bounds = ", ".join(f"{axis} {low} to {high}" for axis, (low, high) in spec.bounds.items())
             table.add_row(side, f"{spec.name}: {spec.dtype} {spec.describe()}" + (f", {bounds}" if bounds else ""))
     for number, each in enumerate(manifest.placements):
-        table.add_row("or" if number else "engine", f"{each.runtime}, {each.compute} where not quantized")
+        table.add_row("or" if number else "engine", f"{each.runtime}, {each.arithmetic}")
     table.add_row("size", f"{format_bytes(artifact.size)}, the source {format_bytes(measured.original_size)}")
     for line in format_kernels(kernels):
         table.add_row("layers", line)
