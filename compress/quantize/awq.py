@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import onnx
@@ -16,6 +16,7 @@ from compress.quantize.graph_moments import collect_moments
 from compress.quantize.plan_rounding import Group, RoundingConfig, round_plan
 from compress.quantize.rounding import output_errors
 from compress.quantize.sensitivity import make_ladder
+from compress.quantize.tied_weights import find_tied_heads
 from compress.quantize.weight_only import find_precisions
 from laconic.arrays import Array, Arrays
 from laconic.data.dataset import Dataset
@@ -33,7 +34,7 @@ EXPONENTS = np.linspace(0, 1, 21)
 class Awq(PlanStage):
     """Weights in 4 bits by AWQ: inputs with large activations are scaled up before rounding; arithmetic in float.
 
-    Embeddings, and a head with the weight of an embedding, keep 8 bits. group_size: inputs that share a scale.
+    embedding_bits: of embeddings, and of a head with the weight of an embedding. group_size: inputs that share a scale.
     symmetric: whether groups have no zeros. samples: number of calibration samples. keep: layers, by name or pattern,
     that stay in float. mixed_precision: where the goal is missed, measure the sensitivity of each layer once, and keep
     the most sensitive ones in higher precision until the goal is met. measure_sensitivity: also where the goal is met,
@@ -42,6 +43,7 @@ class Awq(PlanStage):
 
     breaks: ClassVar[frozenset[Property]] = frozenset({"ranges"})
 
+    embedding_bits: Literal[4, 8] = 8
     group_size: Group = 32
     symmetric: bool = True
     samples: int = 256
@@ -51,7 +53,7 @@ class Awq(PlanStage):
 
     def plan(self, graph: Graph, context: PlanContext) -> PrecisionLadder:
         config = RoundingConfig(group_size=self.group_size, int8_group_size=self.group_size, symmetric=self.symmetric)
-        plan = Plan(find_precisions(graph, 4, self.keep))
+        plan = Plan(find_precisions(graph, 4, self.keep, self.embedding_bits))
         datasets = draw_calibration_samples(context, self.samples)
         plan = replace(plan, smoothing=find_awq_scales(graph, plan, config, datasets, context))
         plan = round_plan(graph, plan, config, datasets, context)
@@ -65,7 +67,10 @@ def find_awq_scales(
 ) -> Mapping[str, Smoothing]:
     """Find the scales of the inputs of layers in 4 bits, by tensor; none where nothing is better than rounding. Layers
     that read the same tensor share them."""
-    layers = [layer for layer in graph.layers if plan.precision[layer.node] == "int4-weight"]
+    heads = find_tied_heads(graph)  # the embedding has the weight as it is
+    linear = [layer for layer in graph.layers if layer.kind == "MatMul"]
+    fixed = {layer.input for layer in linear if layer.node in heads}
+    layers = [layer for layer in linear if plan.precision[layer.node] == "int4-weight" and layer.input not in fixed]
     key = hash_of(
         "awq", graph.key, [dataset.fingerprint for dataset in datasets], [layer.node for layer in layers],
         config.group_size, config.symmetric, environment_digest(),

@@ -148,13 +148,14 @@ def round_layers(
     shared: dict[tuple[str, Precision], list[QuantizedWeight]] = {}
     heads = find_tied_heads(graph, weights)
     for layer in layers:
-        if layer.kind == "Gather" and any(config.int8_group_size for config in configs):
+        precision = plan.precision[layer.node]
+        if layer.kind == "Gather" and any(config.find_group_size(precision) for config in configs):
             table = numpy_helper.to_array(weights[layer.weight])
-            rounded = [round_table(table, config) for config in configs]
+            rounded = [round_table(table, precision, config) for config in configs]
             yield layer, rounded
             for head in graph.layers:
                 if heads.get(head.node) == layer:
-                    shared[head.weight, "int8-weight"] = [transpose_weight(each) for each in rounded]
+                    shared[head.weight, precision] = [transpose_weight(weight) for weight in rounded]
     layers = [layer for layer in layers if layer.kind in ("MatMul", "Conv")]
     second = any(config.rounding != "nearest" for config in configs)
     observed: Iterable[tuple[Layer, Im2Col, GraphMoments]]
@@ -180,11 +181,12 @@ def round_layers(
         yield layer, rounded
 
 
-def round_table(table: Array, config: RoundingConfig) -> QuantizedWeight:
-    """Round an embedding, [rows, columns], to nearest in 8 bits: columns are divided into groups."""
-    size = config.int8_group_size
-    integers, scales, _ = quantize_in_groups(table.T, size, INT8_LEVELS)
-    return QuantizedWeight(np.ascontiguousarray(integers.T), scales, None, size)
+def round_table(table: Array, precision: Precision, config: RoundingConfig) -> QuantizedWeight:
+    """Round an embedding, [rows, columns], to nearest: columns are divided into groups."""
+    size, levels = config.find_group_size(precision), config.find_levels(precision)
+    symmetric = config.symmetric or precision != "int4-weight"
+    integers, scales, zeros = quantize_in_groups(table.T, size, levels, symmetric)
+    return QuantizedWeight(np.ascontiguousarray(integers.T), scales, None, size, zeros)
 
 
 def transpose_weight(weight: QuantizedWeight) -> QuantizedWeight:

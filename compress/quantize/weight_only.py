@@ -19,10 +19,10 @@ from laconic.recipes.stage import PlanContext, PlanStage, Property
 class Weights(PlanStage):
     """Weights in fewer bits, arithmetic in the engine's float.
 
-    bits: 4, 8 or 16 (FP16). At 4 bits convolutions and embeddings keep 8, and so does a head with the weight of an
-    embedding. group_size: inputs that share a scale; by default 32 at 4 bits, and all at 8 bits. symmetric: whether
-    groups in 4 bits have no zeros. rounding: the rounding method; nearest needs no samples. samples:
-    number of calibration samples. keep: layers, by name or pattern, that stay in float32.
+    bits: 4, 8 or 16 (FP16). At 4 bits convolutions keep 8. embedding_bits: at 4 bits, those of embeddings, and of a
+    head with the weight of an embedding. group_size: inputs that share a scale; by default 32 at 4 bits, and all at 8
+    bits. symmetric: whether groups in 4 bits have no zeros. rounding: the rounding method; nearest needs no samples.
+    samples: number of calibration samples. keep: layers, by name or pattern, that stay in float32.
     """
 
     renamed: ClassVar[Mapping[str, str]] = {"group": "group_size"}
@@ -30,6 +30,7 @@ class Weights(PlanStage):
     breaks: ClassVar[frozenset[Property]] = frozenset({"ranges"})
 
     bits: Literal[4, 8, 16] = 8
+    embedding_bits: Literal[4, 8] = 8
     group_size: Group | None = None
     symmetric: bool = True
     rounding: Rounding = "nearest"
@@ -37,7 +38,7 @@ class Weights(PlanStage):
     keep: tuple[str, ...] = ()
 
     def plan(self, graph: Graph, context: PlanContext) -> PrecisionLadder:
-        plan = Plan(find_precisions(graph, self.bits, self.keep))
+        plan = Plan(find_precisions(graph, self.bits, self.keep, self.embedding_bits))
         if self.bits == 16 or (self.bits == 8 and self.rounding == "nearest" and self.group_size is None):
             return PrecisionLadder.of(plan)
         config = make_config(self, self.rounding)
@@ -45,11 +46,13 @@ class Weights(PlanStage):
         return PrecisionLadder.of(round_plan(graph, plan, config, datasets, context))
 
 
-def find_precisions(graph: Graph, bits: int, keep: tuple[str, ...]) -> dict[str, Precision]:
+def find_precisions(graph: Graph, bits: int, keep: tuple[str, ...], embedding_bits: int = 8) -> dict[str, Precision]:
     """Return the precision of each layer's weight for a number of bits, as far as the engines can read it. keep:
-    layers, by name or pattern, that stay in float."""
+    layers, by name or pattern, that stay in float. embedding_bits: at 4 bits, those of embeddings."""
     kept = match_layers(graph.layers, keep)
-    heads = find_tied_heads(graph) if bits == 4 else {}  # one weight in 8 bits is smaller than it in 8 and in 4
+    small = {"MatMul", "Gather"} if embedding_bits == 4 else {"MatMul"}
+    # One weight in 8 bits is smaller than it in 8 and in 4.
+    heads = find_tied_heads(graph) if bits == 4 and "Gather" not in small else {}
     precisions: dict[str, Precision] = {}
     for layer in graph.layers:
         if layer.node in kept:
@@ -57,7 +60,7 @@ def find_precisions(graph: Graph, bits: int, keep: tuple[str, ...]) -> dict[str,
         elif bits == 16:
             precisions[layer.node] = "float16-weight"
         else:
-            is_small = bits == 4 and layer.kind == "MatMul" and layer.node not in heads
+            is_small = bits == 4 and layer.kind in small and layer.node not in heads
             precisions[layer.node] = "int4-weight" if is_small else "int8-weight"
     return precisions
 
@@ -75,13 +78,13 @@ def make_config(stage: "Weights | Gptq", rounding: Rounding) -> RoundingConfig:
 class Gptq(PlanStage):
     """Weights in 4 or 8 bits by GPTQ: later weights compensate each rounding error; arithmetic in float.
 
-    bits: 4 (convolutions, embeddings, and a head with the weight of an embedding keep 8 bits) or 8. group_size: inputs
-    that share a scale; by default 32 at 4 bits, and all at 8 bits. symmetric: whether groups in 4 bits have no
-    zeros. act_order: round the inputs with the largest activations first. bias_correction: add
-    the mean error of each layer to its bias. samples: number of calibration samples. keep: layers, by name or pattern,
-    that stay in float. mixed_precision: where the goal is missed, measure the sensitivity of each layer once, and keep
-    the most sensitive ones in higher precision until the goal is met. measure_sensitivity: also where the goal is met,
-    for the report.
+    bits: 4 (convolutions keep 8) or 8. embedding_bits: at 4 bits, those of embeddings, and of a head with the weight of
+    an embedding, which are rounded to nearest. group_size: inputs that share a scale; by default 32 at 4 bits, and all
+    at 8 bits. symmetric: whether groups in 4 bits have no zeros. act_order: round the inputs with the largest
+    activations first. bias_correction: add the mean error of each layer to its bias. samples: number of calibration
+    samples. keep: layers, by name or pattern, that stay in float. mixed_precision: where the goal is missed, measure
+    the sensitivity of each layer once, and keep the most sensitive ones in higher precision until the goal is met.
+    measure_sensitivity: also where the goal is met, for the report.
     """
 
     renamed: ClassVar[Mapping[str, str]] = {
@@ -93,6 +96,7 @@ class Gptq(PlanStage):
     breaks: ClassVar[frozenset[Property]] = frozenset({"ranges"})
 
     bits: Literal[4, 8] = 4
+    embedding_bits: Literal[4, 8] = 8
     group_size: Group | None = None
     symmetric: bool = True
     act_order: bool = True
@@ -103,7 +107,7 @@ class Gptq(PlanStage):
     measure_sensitivity: bool = False
 
     def plan(self, graph: Graph, context: PlanContext) -> PrecisionLadder:
-        plan = Plan(find_precisions(graph, self.bits, self.keep))
+        plan = Plan(find_precisions(graph, self.bits, self.keep, self.embedding_bits))
         config = replace(make_config(self, "gptq"), act_order=self.act_order, bias_correction=self.bias_correction)
         plan = round_plan(graph, plan, config, draw_calibration_samples(context, self.samples), context)
         if not self.mixed_precision:

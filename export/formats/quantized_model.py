@@ -82,9 +82,9 @@ def read_quantized_model(artifact: Artifact) -> QuantizedModel:
             quantized = weights.find_quantized(path, shape) if name == f"{path}.weight" else None
             if quantized is not None:
                 layers[path] = quantized
-            value = weights.find_float(path, name) if quantized is None else restore(quantized.weight)
+            stored = weights.find_float(path, name, shape) if quantized is None else restore(quantized.weight)
             is_transposed = is_linear or (quantized is not None and isinstance(layer, nn.Embedding))
-            parameter.data.copy_(torch.from_numpy(np.array(value.T if is_transposed else value, np.float32)))
+            parameter.data.copy_(torch.from_numpy(np.array(stored.T if is_transposed else stored, np.float32)))
     read = replace(read, layers=layers)
     check_golden(read)
     return read
@@ -154,16 +154,29 @@ class GraphWeights:
         integers, scales = (self._read_array(name) for name in names)
         return QuantizedWeight(integers.T if kind == "Gather" else integers, scales.reshape(1, -1).astype(np.float32))
 
-    def find_float(self, path: str, name: str) -> Array:
-        """Find a parameter that is stored in float. Raises FormatRefused where the graph has none of that name."""
+    def find_float(self, path: str, name: str, shape: tuple[int, ...]) -> Array:
+        """Find a parameter that is stored in float. Raises FormatRefused where the graph has none of that name.
+
+        Parameters with equal values (norms that were never trained) are one tensor of the graph, under the first one's
+        name: such a parameter is the only tensor of its shape that the nodes of its module read.
+        """
         for slot, kind in ((1, "MatMul"), (0, "Gather")):
             node = self.nodes.get(f"{PREFIX}{path}/{kind}")
             if node is not None and name == f"{path}.weight":
                 widened = self.nodes.get(f"{node.name}/weight/widen")
                 return self._read_array(node.input[slot] if widened is None else widened.input[0])
-        return self._read_array(f"{PREFIX}{name}")
+        if (stored := f"{PREFIX}{name}") not in self.tensors:
+            read = {key for node in self.nodes.values() if is_part(node, path) for key in node.input}
+            shared = [key for key in sorted(read & self.tensors.keys()) if tuple(self.tensors[key].dims) == shape]
+            stored = shared[0] if len(shared) == 1 else stored
+        return self._read_array(stored)
 
     def _read_array(self, name: str) -> Array:
         if name not in self.tensors:
             raise FormatRefused(f"the artifact's graph has no weight {name!r}: it does not compute as its module does")
         return numpy_helper.to_array(self.tensors[name])
+
+
+def is_part(node: NodeProto, path: str) -> bool:
+    """Return whether a node is one of a module itself, not of a module inside it."""
+    return node.name.rpartition("/")[0] == f"{PREFIX}{path}"

@@ -34,8 +34,8 @@ def write_grouped_weight(
     embedding the rows that are looked up are dequantized, whatever the form. Raises UnsupportedPrecision where the
     engine has none, or the layer is of another kind.
     """
-    if layer.kind == "Gather" and bits == 8:
-        write_table(rewrite, layer, weight)
+    if layer.kind == "Gather":
+        write_table(rewrite, layer, weight, bits)
         return
     if form is None or layer.kind != "MatMul":
         raise UnsupportedPrecision(
@@ -113,40 +113,87 @@ def narrow(scales: Array) -> Array:
     return half if np.array_equal(half.astype(np.float32), scales) else scales
 
 
-def write_table(rewrite: GraphRewriter, layer: Layer, weight: QuantizedWeight) -> None:
-    """Write an embedding in 8 bits as the blocks of a linear layer with the same weight, transposed: a model whose head
-    is its embedding has both once."""
+def write_table(rewrite: GraphRewriter, layer: Layer, weight: QuantizedWeight, bits: Bits) -> None:
+    """Write an embedding as the blocks of a linear layer with the same weight, transposed: a model whose head is its
+    embedding has both once."""
     width = layer.shape[1]
     step = weight.group_size or DEFAULT_GROUP_SIZE
     name, node = layer.node, rewrite.nodes[layer.node]
     stem, ids, looked_up = f"{name}/weight", node.input[1], node.output[0]
     constants = {
-        "int8": pack_blocks(weight.integers.T, step, 8),
+        f"int{bits}": pack_blocks(weight.integers.T, step, bits),
         "scale": narrow(weight.scales.T),
-        "zero": np.array(offset(8), np.float32),
+        "zero": find_table_zeros(weight, bits),
         "last": np.array([-1], np.int64),
         "start": np.array([0], np.int64),
         "stop": np.array([width], np.int64),
+        "block": np.array([-1, step], np.int64),
+        "base": np.array(1 << bits, np.float32),
     }
     known = {part: rewrite.set_initializer(f"{stem}/{part}", array) for part, array in constants.items()}
-    rewrite.nodes[name].CopyFrom(helper.make_node("Gather", [known["int8"], ids], [f"{stem}/blocks"], name, axis=0))
+    source, blocks = known[f"int{bits}"], f"{stem}/blocks"
+    rewrite.nodes[name].CopyFrom(helper.make_node("Gather", [source, ids], [blocks], name, axis=0))
+    floats, zero = f"{stem}/floats", known["zero"]
     nodes = [
-        helper.make_node("Cast", [f"{stem}/blocks"], [f"{stem}/floats"], f"{stem}/cast", to=TensorProto.FLOAT),
-        helper.make_node("Gather", [known["scale"], ids], [f"{stem}/steps"], f"{stem}/scales", axis=0),
-        helper.make_node("Cast", [f"{stem}/steps"], [f"{stem}/row"], f"{stem}/widen", to=TensorProto.FLOAT),
-        helper.make_node("Unsqueeze", [f"{stem}/row", known["last"]], [f"{stem}/factors"], f"{stem}/columns"),
-        helper.make_node("Sub", [f"{stem}/floats", known["zero"]], [f"{stem}/centred"], f"{stem}/subtract"),
-        helper.make_node("Mul", [f"{stem}/centred", f"{stem}/factors"], [f"{stem}/grouped"], f"{stem}/multiply"),
+        helper.make_node("Cast", [blocks], [floats], f"{stem}/cast", to=TensorProto.FLOAT),
         helper.make_node("Shape", [ids], [f"{stem}/places"], f"{stem}/shape"),
         helper.make_node("Concat", [f"{stem}/places", known["last"]], [f"{stem}/whole"], f"{stem}/join", axis=0),
+        *look_up(stem, "scale", known, ids),
     ]
+    if bits == 4:
+        nodes += split_bytes(stem, floats, known)
+        floats = f"{stem}/levels"
+    if weight.zeros is not None:
+        nodes += look_up(stem, "zero", known, ids)
+        zero = f"{stem}/zero/columns"
     is_padded = bool(width % step)
     row = f"{stem}/padded" if is_padded else looked_up
-    nodes.append(helper.make_node("Reshape", [f"{stem}/grouped", f"{stem}/whole"], [row], f"{stem}/reshape"))
+    nodes += [
+        helper.make_node("Sub", [floats, zero], [f"{stem}/centred"], f"{stem}/subtract"),
+        helper.make_node("Mul", [f"{stem}/centred", f"{stem}/scale/columns"], [f"{stem}/grouped"], f"{stem}/multiply"),
+        helper.make_node("Reshape", [f"{stem}/grouped", f"{stem}/whole"], [row], f"{stem}/reshape"),
+    ]
     if is_padded:
         bounds = [known["start"], known["stop"], known["last"]]
         nodes.append(helper.make_node("Slice", [row, *bounds], [looked_up], f"{stem}/slice"))
     rewrite.append_nodes(layer, nodes)
+
+
+def find_table_zeros(weight: QuantizedWeight, bits: Bits) -> Array:
+    """Return what is taken from the stored numbers of an embedding: one number, or one per row and group, in 8 bits
+    where they are whole."""
+    if weight.zeros is None:
+        return np.array(offset(bits), np.float32)
+    zeros = np.asarray(weight.zeros.T + offset(bits), np.float32)
+    return zeros.astype(np.uint8) if np.array_equal(zeros.astype(np.uint8), zeros) else narrow(zeros)
+
+
+def look_up(stem: str, part: str, known: Mapping[str, str], ids: str) -> list[NodeProto]:
+    """Make the nodes that look up the scales or the zeros of rows: [..., groups, 1] float32."""
+    name = f"{stem}/{part}"
+    return [
+        helper.make_node("Gather", [known[part], ids], [f"{name}/rows"], f"{name}/gather", axis=0),
+        helper.make_node("Cast", [f"{name}/rows"], [f"{name}/row"], f"{name}/widen", to=TensorProto.FLOAT),
+        helper.make_node("Unsqueeze", [f"{name}/row", known["last"]], [f"{name}/columns"], f"{name}/unsqueeze"),
+    ]
+
+
+def split_bytes(stem: str, packed: str, known: Mapping[str, str]) -> list[NodeProto]:
+    """Make the nodes that split bytes [..., groups, bytes] float32 into two levels each, the first in the low half:
+    [..., groups, levels]. Floats hold them exactly, and every engine divides floats."""
+    high, low, shifted = f"{stem}/high", f"{stem}/low", f"{stem}/shifted"
+    halves = f"{stem}/halves"
+    return [
+        helper.make_node("Div", [packed, known["base"]], [f"{high}/quotient"], f"{high}/divide"),
+        helper.make_node("Floor", [f"{high}/quotient"], [high], high),
+        helper.make_node("Mul", [high, known["base"]], [shifted], shifted),
+        helper.make_node("Sub", [packed, shifted], [low], low),
+        helper.make_node("Unsqueeze", [low, known["last"]], [f"{low}/column"], f"{low}/unsqueeze"),
+        helper.make_node("Unsqueeze", [high, known["last"]], [f"{high}/column"], f"{high}/unsqueeze"),
+        helper.make_node("Concat", [f"{low}/column", f"{high}/column"], [halves], halves, axis=-1),
+        helper.make_node("Concat", [f"{stem}/places", known["block"]], [f"{stem}/divided"], f"{stem}/divide", axis=0),
+        helper.make_node("Reshape", [halves, f"{stem}/divided"], [f"{stem}/levels"], f"{stem}/interleave"),
+    ]
 
 
 def write_dequantized(rewrite: GraphRewriter, layer: Layer, weight: QuantizedWeight) -> None:
@@ -251,7 +298,7 @@ def read_grouped_weight(
     """Read the weight of a layer whose groups of inputs have scales; None where it has another form. nodes, tensors: of
     the graph that it was written to, by name."""
     node, stem = nodes.get(layer.node), f"{layer.node}/weight"
-    table, cast = nodes.get(f"{stem}/scales"), nodes.get(f"{stem}/int32")
+    table, cast = nodes.get(f"{stem}/scale/gather"), nodes.get(f"{stem}/int32")
     if node is not None and node.op_type == BLOCKS:
         settings = {attribute.name: attribute.i for attribute in node.attribute}
         bits: Bits = 4 if settings["bits"] == 4 else 8
@@ -262,9 +309,15 @@ def read_grouped_weight(
             weight = replace(weight, zeros=weight.zeros - numpy_helper.to_array(tensors[scaled.input[0]]).T)
         return weight
     if node is not None and table is not None:
-        packed, scales = (numpy_helper.to_array(tensors[name]) for name in (node.input[0], table.input[0]))
-        weight = unpack_weight(packed, [scales], packed.shape[-1], layer.shape[1], 8)
-        return replace(weight, integers=np.ascontiguousarray(weight.integers.T))
+        bits = 4 if f"{stem}/high" in nodes else 8
+        names = [
+            nodes[f"{stem}/{part}/gather"].input[0] for part in ("scale", "zero") if f"{stem}/{part}/gather" in nodes
+        ]
+        packed, scales, *zeros = (numpy_helper.to_array(tensors[name]) for name in (node.input[0], *names))
+        weight = unpack_weight(packed, [scales], packed.shape[-1] * 8 // bits, layer.shape[1], bits)
+        levels = [each.T.astype(np.float32) - offset(bits) for each in zeros]
+        integers = np.ascontiguousarray(weight.integers.T)
+        return replace(weight, integers=integers, zeros=levels[0] if levels else None)
     if cast is None or len(tensors[cast.input[0]].dims) < 3:
         return None
     integers = numpy_helper.to_array(tensors[cast.input[0]]).astype(np.int8)
