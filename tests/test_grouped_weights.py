@@ -19,7 +19,7 @@ from export.placements.rules import keep_compressed
 from laconic import registry
 from laconic.quantization.graph import Graph, Layer
 from laconic.quantization.plan import Plan, Smoothing
-from laconic.quantization.qparams import INT4_RANGE, INT8_LEVELS, expand_scales, fit_grid, quantize_in_groups
+from laconic.quantization.qparams import INT8_LEVELS, expand_scales, fit_grid, quantize_in_groups
 from laconic.runtimes.runtime import make_runtime
 from laconic.tensor import TensorSpec
 
@@ -185,21 +185,33 @@ def test_no_weight_is_farther_off_than_half_a_step(rows, width, size, symmetric,
     assert (np.abs((integers - shifts) * steps - weight) <= steps * slack + np.abs(weight) * 1e-3).all()
 
 
-def test_weights_that_lie_on_a_grid_with_zeros_are_kept_exactly():
-    """As those of a checkpoint in GGUF's Q4_1: 16 numbers from a minimum on, in groups of 32."""
+def make_grid_weight():
+    """Weights as those of a checkpoint in GGUF's Q4_1: 16 numbers from a minimum on, in groups of 32; [64, 6]."""
     rng = np.random.default_rng(0)
     scales = (rng.random((2, 6)) + 0.5).astype(np.float16).astype(np.float32)
     lowest = -rng.random((2, 6)).astype(np.float16).astype(np.float32) * 9
     places = rng.integers(0, 16, (2, 32, 6))
     places[:, 0], places[:, 1] = 0, 15
-    weight = (places * scales[:, None] + lowest[:, None]).reshape(64, 6).astype(np.float32)
-    errors = []
-    for symmetric in (False, True):
-        integers, steps, zeros = quantize_in_groups(weight, 32, INT4_RANGE, symmetric)
-        shifts = 0 if zeros is None else expand_scales(zeros, 64, 32)
-        errors.append(np.abs((integers - shifts) * expand_scales(steps, 64, 32) - weight).max())
-    assert errors[0] < 1e-5
-    assert errors[1] > 0.1
+    return (places * scales[:, None] + lowest[:, None]).reshape(64, 6).astype(np.float32)
+
+
+@pytest.mark.parametrize("size", [32, 64])
+@pytest.mark.parametrize("embedding_bits", [4, 8])
+def test_weights_that_lie_on_a_grid_with_zeros_are_kept_exactly(tmp_path, size, embedding_bits):
+    """Also those of a head that is the embedding, and where larger groups were asked for."""
+    weight = make_grid_weight()
+    other = np.random.default_rng(1).standard_normal((ROWS, 64)).astype(np.float32)
+    for table, head in ((other, weight), (weight.T, weight)):
+        graph = make_graph(tmp_path, np.ascontiguousarray(table), head)
+        errors = []
+        for symmetric in (False, True):
+            config = RoundingConfig(group_size=size, int8_group_size=size, symmetric=symmetric)
+            plan = round_graph(graph, 4, config, embedding_bits)
+            layer = graph.layers[1]
+            errors.append(np.abs(restore(layer, plan.weights[layer.node, plan.precision[layer.node]]) - head).max())
+        if plan.precision["head/MatMul"] == "int4-weight":
+            assert errors[0] < 1e-5
+            assert errors[1] > 0.1
 
 
 def test_scales_are_numbers_of_fp16_unless_it_would_lose_digits():

@@ -26,6 +26,7 @@ from laconic.quantization.qparams import (
     Levels,
     expand_scales,
     fake_quantize_activation,
+    find_grid_size,
     fit_grid,
     quantize_in_groups,
     quantize_weight,
@@ -36,8 +37,8 @@ from laconic.runtimes.runtime import make_runtime
 ROUNDED_PRECISIONS: frozenset[Precision] = frozenset({"int4-weight", "int8", "int8-weight"})
 """Precisions with integer weights that are rounded here."""
 
-PARTS = ("integers", "scales", "bias_correction", "zeros")
-"""The arrays of a quantized weight."""
+PARTS = ("integers", "scales", "bias_correction", "zeros", "group_size")
+"""The parts of a quantized weight, as arrays; a group_size of 0 stands for all inputs."""
 
 Group = Literal[16, 32, 64, 128, 256]
 """Sizes of a group of inputs that share a scale."""
@@ -105,14 +106,15 @@ def round_plans(
         with context.steps.step(f"round the weights ({configs[0].rounding})", len(layers)) as step:
             for layer, rounded in round_layers(graph, layers, plan, configs, datasets, context):
                 for number, weight in enumerate(rounded):
-                    arrays |= {f"{number}:{name}:{layer.node}": array for name, array in weight.arrays.items()}
+                    parts = weight.arrays | {"group_size": np.array(weight.group_size or 0)}
+                    arrays |= {f"{number}:{name}:{layer.node}": array for name, array in parts.items()}
                 step.advance()
         return arrays
 
     arrays = context.cache.arrays(f"adjusted-{key}", compute)
     return [
-        restore_weights(plan, layers, config, {name: arrays.get(f"{number}:{name}") for name in list_names(layers)})
-        for number, config in enumerate(configs)
+        restore_weights(plan, layers, {name: arrays.get(f"{number}:{name}") for name in list_names(layers)})
+        for number in range(len(configs))
     ]
 
 
@@ -121,17 +123,15 @@ def list_names(layers: Sequence[Layer]) -> list[str]:
     return [f"{part}:{layer.node}" for layer in layers for part in PARTS]
 
 
-def restore_weights(
-    plan: Plan, layers: Sequence[Layer], config: RoundingConfig, arrays: Mapping[str, Array | None]
-) -> Plan:
+def restore_weights(plan: Plan, layers: Sequence[Layer], arrays: Mapping[str, Array | None]) -> Plan:
     """Return the plan with the weights of some layers. arrays: of `list_names`, None where rounding gave none."""
     weights: dict[tuple[str, Precision], QuantizedWeight] = dict(plan.weights)
     for layer in layers:
-        integers, scales, bias_correction, zeros = (arrays[f"{part}:{layer.node}"] for part in PARTS)
-        if integers is not None and scales is not None:
-            precision = plan.precision[layer.node]
-            group_size = config.find_group_size(precision)
-            weights[layer.node, precision] = QuantizedWeight(integers, scales, bias_correction, group_size, zeros)
+        integers, scales, bias_correction, zeros, group_size = (arrays[f"{part}:{layer.node}"] for part in PARTS)
+        if integers is not None and scales is not None and group_size is not None:
+            size = int(group_size) or None
+            weight = QuantizedWeight(integers, scales, bias_correction, size, zeros)
+            weights[layer.node, plan.precision[layer.node]] = weight
     return replace(plan, weights=weights)
 
 
@@ -185,6 +185,7 @@ def round_table(table: Array, precision: Precision, config: RoundingConfig) -> Q
     """Round an embedding, [rows, columns], to nearest: columns are divided into groups."""
     size, levels = config.find_group_size(precision), config.find_levels(precision)
     symmetric = config.symmetric or precision != "int4-weight"
+    size = size if symmetric else find_grid_size(table.T, size)
     integers, scales, zeros = quantize_in_groups(table.T, size, levels, symmetric)
     return QuantizedWeight(np.ascontiguousarray(integers.T), scales, None, size, zeros)
 
@@ -223,9 +224,11 @@ def round_layer(
     integers, scales, corrections = [], [], []
     for index, matrix in enumerate(matrices):
         if known is not None and len(matrices) == 1:
-            scale, zeros = known.scales, known.zeros
+            scale, zeros, group_size = known.scales, known.zeros, known.group_size
         elif precision == "int4-weight" or group_size is not None:
-            scale, zeros = fit_grid(matrix, group_size, levels, config.symmetric or precision != "int4-weight")
+            symmetric = config.symmetric or precision != "int4-weight"
+            group_size = group_size if symmetric else find_grid_size(matrix, group_size)
+            scale, zeros = fit_grid(matrix, group_size, levels, symmetric)
         elif precision == "int8" and config.reduce_range:
             scale = reduced_range_scales(matrix, channels)
         else:

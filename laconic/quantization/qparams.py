@@ -103,6 +103,15 @@ def find_grid(parts: Array, levels: Levels) -> tuple[Array, Array] | None:
     return (scale, zero) if float(np.square(error).mean()) <= ON_GRID**2 else None
 
 
+def find_grid_size(weight: Array, group_size: int | None) -> int | None:
+    """Return the inputs that share a scale: `group_size`, or fewer where a weight [in, out] lies on a grid in 4 bits
+    with smaller groups, which larger ones would not keep."""
+    if group_size is None or group_size <= DEFAULT_GROUP_SIZE:
+        return group_size
+    is_on_grid = find_grid(divide_inputs(weight, DEFAULT_GROUP_SIZE), INT4_RANGE) is not None
+    return DEFAULT_GROUP_SIZE if is_on_grid else group_size
+
+
 def divide_inputs(weight: Array, group_size: int | None) -> Array:
     """Divide a weight [in, out] into groups of inputs: [groups, size, out] float32. The last group is filled up with
     its last input."""
