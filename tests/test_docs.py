@@ -1,5 +1,6 @@
 """The pages say what the code does: every verb, key, setting and library is on its page."""
 
+import importlib
 import re
 import subprocess
 import tomllib
@@ -273,3 +274,20 @@ def test_a_standard_term_is_in_the_glossary_and_on_another_page(term):
 def test_a_standard_term_leads_to_the_code(term):
     sources = [path for package in registry.PACKAGES for path in (HOME / package).rglob("*.py")]
     assert any(term.lower() in " ".join(path.read_text(encoding="utf-8").lower().split()) for path in sources)
+
+
+def test_the_plot_of_the_readme_is_drawn_from_its_table(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(HOME / "benchmarks")
+    plot = importlib.import_module("plot")
+    points = plot.read_points(HOME / "README.md")
+    assert len(points) >= 10
+    plot.draw(points, tmp_path / "front.svg")
+    assert read_marks(tmp_path / "front.svg") == read_marks(DOCS / "images" / "front.svg")
+
+
+def read_marks(path):
+    """The words of a plot, and the places of its points, rounded."""
+    text = path.read_text(encoding="utf-8")
+    words = re.findall(r"<text[^>]*>([^<]*)</text>", text)
+    places = re.findall(r'<use xlink:href="#m[^"]*" x="([\d.]+)" y="([\d.]+)"', text)
+    return words, [(round(float(x)), round(float(y))) for x, y in places]
