@@ -28,6 +28,7 @@ pytest.importorskip("openvino_genai")
 pytest.importorskip("llguidance")
 from laconic.runtimes.grammar import grammar_of_schema
 from laconic.runtimes.openvino_decoder import COPIES, OpenVinoDecoder
+from laconic.runtimes.prefix_cache import PrefixCache
 
 VOCABULARY, SPACE = 40, 128
 CACHE = 1 << 20
@@ -98,6 +99,39 @@ def test_a_window_is_seen_by_prompts_in_pieces(family: tuple[Any, Path], monkeyp
             steps += 1
         assert steps == 60 // 13
         assert finish(generator)[0][1, 0] == write(model, prompt, 20)[61:]
+
+
+def test_a_beginning_that_was_read_is_not_computed_again(
+    family: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Texts are those of transformers, behind prompts of running and of finished requests, and behind their answers."""
+    model, path = family
+    begin, *ends = draw_prompts(VOCABULARY, (70, 3, 9, 1))
+    prompts = [(*begin, *ends[0]), (*begin, *ends[1]), (*begin[:40], *ends[2])]
+    expected = [write(model, prompt, 25)[len(prompt) :] for prompt in prompts]
+    prompts.append((*prompts[0], *expected[0], 7))
+    expected.append(write(model, prompts[3], 12)[len(prompts[3]) :])
+    for has_cache in (True, False):
+        if not has_cache:
+            monkeypatch.setattr(PrefixCache, "find", lambda *_: (0, []))
+        texts: list[list[int]] = [[], [], [], []]
+        cached: dict[int, int | None] = {}
+        with OpenVinoDecoder(path, context=SPACE, cache_bytes=CACHE) as generator:
+            generator.add(GenerationRequest(0, prompts[0], Sampling(25)))
+            while not generator.is_idle:
+                for event in generator.step():
+                    number = event.request_id
+                    texts[number] += event.token_ids
+                    cached.setdefault(number, event.cached_tokens)
+                    if number == 0 and len(texts[0]) == 3:
+                        generator.add(GenerationRequest(1, prompts[1], Sampling(25)))
+                    if event.finish_reason is not None and number != 1 and number < 3:
+                        following = 2 if number == 0 else 3
+                        generator.add(
+                            GenerationRequest(following, prompts[following], Sampling(len(expected[following])))
+                        )
+        assert texts == expected
+        assert cached == ({0: 0, 1: 64, 2: 32, 3: 96} if has_cache else dict.fromkeys(range(4), 0))
 
 
 @pytest.fixture(scope="module")
@@ -215,6 +249,7 @@ def test_requests_wait_until_all_rows_fit_at_their_longest(chat: tuple[Any, Path
         order = []
         while not generator.is_idle:
             order += [(event.request_id, event.finish_reason) for event in generator.step()]
+            assert len(generator._prefixes) <= generator._count_spare(), "prefixes have what the rows leave free"
         assert order.index((2, "length")) < order.index((3, None)) < order.index((1, "length"))
 
 

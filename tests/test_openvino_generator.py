@@ -199,14 +199,19 @@ def test_a_model_with_a_window_and_caps_is_served(tmp_path: Path) -> None:
     path = tmp_path / "windows.laconic"
     recipe = Recipe.parse({"source": str(source), "task": "text-generation", "stages": []})
     export(recipe, path, cache=Cache(tmp_path / "cache"))
-    prompt = np.random.default_rng(0).integers(5, 30, 3 * WINDOW).tolist()
+    prompt = np.random.default_rng(0).integers(5, 30, 5 * WINDOW).tolist()
     model = AutoModelForCausalLM.from_pretrained(source).eval()
     with torch.inference_mode():
         written = model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, pad_token_id=0)
     with running(path, threads=1, kv_cache=1 << 20) as server, server.client() as client:
         request = {"model": "windows", "prompt": prompt, "max_tokens": 12, "temperature": 0}
-        answer = client.post("/v1/completions", json=request, timeout=60).json()
+        answer, again = (client.post("/v1/completions", json=request, timeout=60).json() for _ in range(2))
+        metrics = client.get("/metrics").text
         task: Any = server.app.repository.get("windows").artifact.task()
     tokens = [token for token in written[0, len(prompt) :].tolist() if token != 3]
     assert answer["usage"]["completion_tokens"] == len(written[0]) - len(prompt)
+    assert again["choices"] == answer["choices"]
+    cached = [each["usage"]["prompt_tokens_details"]["cached_tokens"] for each in (answer, again)]
+    assert cached == [0, 32], "whole blocks of a prompt of 40 tokens"
+    assert 'laconic_generation_cached_tokens_total{model="windows",version="1"} 32' in metrics
     assert answer["choices"][0]["text"].strip() == task.tokenizer.decode(tokens).strip()

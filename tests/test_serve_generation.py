@@ -15,11 +15,15 @@ import pytest
 import torch
 from artifacts import write_artifact
 from chat_models import ANSWERS, CONTEXT, COUNT, EMOJI, make_tokenizer, open_chat_model, render
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from schemathesis import GenerationMode
 from served import Running, eventually, running
 from test_serve_openapi import try_requests
 
 from serve.generation.generation_worker import GenerationWorker
+from serve.observation.tracing import Tracing
 from serve.server import format_example
 
 pytest.importorskip("openvino_genai")
@@ -256,6 +260,28 @@ def test_the_line_for_a_ready_server_shows_a_chat(server: Running) -> None:
     assert (command, arguments[:2]) == ("curl", ["-N", f"{server.url}/v1/chat/completions"])
     with server.client() as http:
         assert http.post(arguments[1], content=arguments[-1]).text.endswith("data: [DONE]\n\n")
+
+
+def test_a_trace_says_when_a_request_waited_was_read_and_was_written(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spans, provider, observer = InMemorySpanExporter(), TracerProvider(), server.app.observer
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    monkeypatch.setattr(observer, "tracing", Tracing(provider))
+    monkeypatch.setattr(observer, "active", True)
+    for stream in (False, True):
+        spans.clear()
+        request = GREEDY | {"messages": ask(COUNT), "stream": stream, "n": 2, "max_tokens": 9}
+        with server.client() as http:
+            assert http.post("/v1/chat/completions", json=request).status_code == 200
+        assert eventually(lambda: any(span.parent is None for span in spans.get_finished_spans()))
+        steps = {span.name: span for span in spans.get_finished_spans()}
+        root = steps.pop("POST /v1/chat/completions")
+        assert list(steps) == ["encode", "queue", "prefill", "decode"]
+        ends = [end for step in steps.values() for end in (step.start_time, step.end_time)]
+        assert [root.start_time <= ends[0], *map(int.__le__, ends, ends[1:]), ends[-1] <= root.end_time] == [True] * 9
+        assert steps["prefill"].attributes == {"laconic.prompt_tokens": len(COUNT) + 3}
+        assert steps["decode"].attributes == {"laconic.generated_tokens": 18}
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,8 @@ class TokenEvent:
     """The tokens that one step added to one choice of a request. logprobs: of each, where they were asked for;
     top_logprobs: of each, the likeliest tokens with theirs, likeliest first. finish_reason: None unless these are the
     choice's last. error: why it failed, if it did. prompt_scores: with the first of a choice, where they were asked
-    for: of each token of the prompt behind the first, its logprob and the likeliest tokens."""
+    for: of each token of the prompt behind the first, its logprob and the likeliest tokens. cached_tokens: with the
+    first event of a request: tokens of its prompt that a prefix cache had; None where the engine does not say."""
 
     request_id: int
     choice: int
@@ -106,6 +107,7 @@ class TokenEvent:
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
     error: str = ""
     prompt_scores: tuple[tuple[float, tuple[tuple[int, float], ...]], ...] = ()
+    cached_tokens: int | None = None
 
 
 def check_prompt(request: GenerationRequest, vocabulary: int) -> None:

@@ -1,11 +1,12 @@
 """OpenVINO on the CPU, one token a step: rows are batched and tokens chosen here, so that any attention, any setting
-of sampling and encoder-decoders can be served; the cache is copied as rows join and leave, and prompts share none."""
+of sampling and encoder-decoders can be served; the cache is copied as rows join and leave, and its free part holds
+prefixes of texts that were read."""
 
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,16 +15,18 @@ import numpy as np
 from laconic.arrays import Array
 from laconic.errors import InputError, RuntimeFailure, describe_error
 from laconic.runtimes.decoder_requests import NO_SOURCE, OpenDecoder, open_decoder, open_encoder_decoder
+from laconic.runtimes.decoder_rows import DecoderRow, JoiningRow, PromptReading
 from laconic.runtimes.generator import BlockLedger, GenerationRequest, Generator, TokenEvent, check_prompt
 from laconic.runtimes.grammar import GrammarMatch, GrammarTokens
 from laconic.runtimes.openvino_genai import OpenVinoGenAi
+from laconic.runtimes.prefix_cache import PrefixCache
 from laconic.runtimes.runtime import Compute
 from laconic.runtimes.source_encoder import SourceEncoder
-from laconic.runtimes.token_chooser import TokenChooser, check_sampling, measure_token
+from laconic.runtimes.token_chooser import TokenChooser, check_sampling
 from laconic.tasks.generation_settings import GenerationSettings
 
 BLOCK_TOKENS = 32
-"""Tokens of a block: of the ledger alone, as the cache has none."""
+"""Tokens of a block of the ledger, and of prefixes; the cache of the rows has none."""
 COPIES = 4
 """How many times the cache is in memory: each step writes it anew, with room to grow; the engine keeps a copy of its
 own; and rows join (SmolLM2-135M, 8 rows of 490 tokens: 3.2 times, and 4.8 for a moment)."""
@@ -33,50 +36,6 @@ LEAST_COST = 32
 """A piece of a prompt takes the time of so many tokens at least: the model's weights are read once."""
 PAUSE = 0.002
 """Seconds that a step lasts while the model is being opened."""
-
-
-@dataclass
-class DecoderRow:
-    """A choice of a request. source: of its request, as the encoder made it. length: its tokens in the cache. token:
-    the one that is read next."""
-
-    request: GenerationRequest
-    index: int
-    chooser: TokenChooser
-    source: Mapping[str, Array] = field(default_factory=dict)
-    length: int = 0
-    token: int = 0
-    is_cancelled: bool = False
-    is_done: bool = False
-
-
-@dataclass
-class PromptReading:
-    """A prompt that is read, or waits to be: once, whatever the number of choices. source: as the encoder made it.
-    past: of the tokens read so far. scores: of its tokens behind the first, as events have them."""
-
-    request: GenerationRequest
-    tokens: tuple[int, ...]
-    rows: list[DecoderRow]
-    source: Mapping[str, Array] = field(default_factory=dict)
-    past: list[Array] = field(default_factory=list)
-    scores: list[tuple[float, tuple[tuple[int, float], ...]]] = field(default_factory=list)
-    read: int = 0
-
-    def score(self, logits: Array) -> None:
-        """Score the tokens that follow those just read. logits: of these, [tokens, vocabulary]."""
-        following = self.tokens[self.read - len(logits) + 1 : self.read + 1]
-        pairs = zip(logits, following, strict=False)  # nothing follows the last one
-        self.scores += [measure_token(row, token, self.request.sampling) for row, token in pairs]
-
-
-@dataclass(frozen=True)
-class JoiningRow:
-    """A row that joins the batch, and the cache that it has up to now. place: of the row in that cache."""
-
-    row: DecoderRow
-    past: list[Array]
-    place: int
 
 
 class OpenVinoDecoder(Generator):
@@ -113,16 +72,17 @@ class OpenVinoDecoder(Generator):
         if beside is None:
             self._opening = self._begin_opening()
             decoder = self._opening.result()
-            numbers, self.vocabulary = decoder.numbers, decoder.vocabulary
+            shape, numbers, self.vocabulary = decoder.rows.cache, decoder.numbers, decoder.vocabulary
             self._encoder = decoder.encoder
             self.source_tokens = 0 if decoder.encoder is None else decoder.encoder.tokens
         else:
-            numbers, self.vocabulary = beside.cache.numbers, beside.vocabulary
+            shape, numbers, self.vocabulary = beside.cache, beside.cache.numbers, beside.vocabulary
         blocks = cache_bytes // (COPIES * BLOCK_TOKENS * numbers * 4)
         if not blocks and beside is None:
             raise RuntimeFailure(f"the cache of {cache_bytes} bytes holds no block of {BLOCK_TOKENS} tokens of {model}")
         self._capacity = BlockLedger(blocks, BLOCK_TOKENS)
         self.ledger = self._capacity if beside is None else beside.ledger
+        self._prefixes = PrefixCache(shape, BLOCK_TOKENS)
         self._grammars = None if tokenizer is None else GrammarTokens(tokenizer, self.vocabulary)
         self._prompts: deque[PromptReading] = deque()
         self._rows: list[DecoderRow] = []
@@ -180,6 +140,7 @@ class OpenVinoDecoder(Generator):
             self._end(row)
         self._prompts.clear()
         self._joining, self._rows, self._past, self._sources = [], [], [], NO_SOURCE
+        self._prefixes.trim(0)
         if self._opening is not None:
             wait([self._opening])
             self._opening = None
@@ -252,9 +213,8 @@ class OpenVinoDecoder(Generator):
         rest = PIECE
         while rest > 0 and self._prompts and (self._prompts[0].read or self._has_room(self._prompts[0])):
             prompt = self._prompts[0]
-            if self._encoder is not None and prompt.request.source is not None and not prompt.source:
-                prompt.source = self._encoder.encode(prompt.request.source.arrays)
-                rest -= prompt.request.source.tokens
+            if not prompt.read:
+                rest -= self._begin_reading(prompt)
             piece = prompt.tokens[prompt.read : prompt.read + max(1, rest)]
             rest -= max(len(piece), LEAST_COST)
             ids, lengths = np.array([piece], np.int64), np.array([prompt.read], np.int64)
@@ -264,29 +224,62 @@ class OpenVinoDecoder(Generator):
             prompt.read += len(piece)
             if prompt.request.sampling.prompt_logprobs:
                 prompt.score(logits[0])
-            if prompt.read < len(prompt.tokens):
-                continue
-            self._prompts.popleft()
-            first = [self._choose(row, logits[0, -1]) for row in prompt.rows]
-            events += [replace(event, prompt_scores=tuple(prompt.scores)) for event in first]
-            past = [array.copy() for array in prompt.past]
-            for row in prompt.rows:
-                row.length, row.source = prompt.read, prompt.source
-                if not row.is_done:
-                    self._joining.append(JoiningRow(row, past, 0))
+            if prompt.read == len(prompt.tokens):
+                self._prompts.popleft()
+                events += self._join(prompt, logits[0, -1])
         return events
 
+    def _begin_reading(self, prompt: PromptReading) -> int:
+        """Encode the source of a prompt, or take its beginning from the prefix cache. Return the tokens of the source,
+        which take time."""
+        source, cached = prompt.request.source, 0
+        if self._encoder is not None and source is not None:
+            prompt.source = self._encoder.encode(source.arrays)
+            return source.tokens
+        if not prompt.request.sampling.prompt_logprobs:
+            cached, prompt.past = self._prefixes.find(prompt.tokens)
+        prompt.read = prompt.cached = cached
+        self._prefixes.trim(self._count_spare(prompt))
+        return 0
+
+    def _join(self, prompt: PromptReading, logits: Array) -> Sequence[TokenEvent]:
+        """Have the rows of a prompt that was read join the batch, each with its first token. logits: behind the
+        prompt, [vocabulary]."""
+        events = [self._choose(row, logits) for row in prompt.rows]
+        if not prompt.source:
+            self._prefixes.keep(prompt.tokens, prompt.past, 0, self._count_spare(prompt))
+            events[0] = replace(events[0], cached_tokens=prompt.cached)
+        past = [array.copy() for array in prompt.past]
+        for row in prompt.rows:
+            row.length, row.source = prompt.read, prompt.source
+            if not row.is_done:
+                self._joining.append(JoiningRow(row, past, 0))
+        return [replace(event, prompt_scores=tuple(prompt.scores)) for event in events]
+
     def _has_room(self, prompt: PromptReading) -> bool:
-        """Return whether the rows of a prompt fit beside the others, all padded to the longest that any may become."""
-        rows = [*self._rows, *(joining.row for joining in self._joining), *prompt.rows]
+        """Return whether the rows of a prompt fit beside the others."""
+        return self._measure_batch(prompt) <= self._capacity.total * BLOCK_TOKENS
+
+    def _count_spare(self, prompt: PromptReading | None = None) -> int:
+        """Count the blocks that prefixes may have: the memory that the rows, and those of a prompt, leave free."""
+        return COPIES * (self._capacity.total - -(-self._measure_batch(prompt) // BLOCK_TOKENS))
+
+    def _measure_batch(self, prompt: PromptReading | None) -> int:
+        """Return the tokens that the rows, and those of a prompt, take when all are padded to the longest that any may
+        become."""
+        rows = [*self._rows, *(joining.row for joining in self._joining), *(prompt.rows if prompt else ())]
         lengths = [row.request.length for row in rows if not row.is_done]
-        return len(lengths) * max(lengths) <= self._capacity.total * BLOCK_TOKENS
+        return len(lengths) * max(lengths, default=0)
 
     def _arrange(self, decoder: OpenDecoder) -> None:
         """Take the rows out of the batch that are done, and in those that join; padded to the longest of them."""
         if not self._joining and not any(row.is_done for row in self._rows):
             return
-        staying = (JoiningRow(row, self._past, place) for place, row in enumerate(self._rows))
+        staying = [JoiningRow(row, self._past, place) for place, row in enumerate(self._rows)]
+        for each in staying:
+            if each.row.is_done and not each.row.source:
+                text = each.row.chooser.tokens[: each.row.length]
+                self._prefixes.keep(text, each.past, each.place, self._count_spare())
         batch = [each for each in (*staying, *self._joining) if not each.row.is_done]
         self._past = decoder.rows.arrange([(each.past, each.place, each.row.length) for each in batch])
         self._rows, self._joining = [each.row for each in batch], []

@@ -33,8 +33,9 @@ class ChosenToken:
 class TokenChooser:
     """Chooses the tokens of one choice of a request.
 
-    prompt: the tokens before it. match: of its grammar, if it has one. settings: of an encoder-decoder, which says what
-    an answer begins with and what it never holds; its repetition penalty is the request's.
+    tokens: of the prompt, and those chosen so far. prompt: the tokens before it. match: of its grammar, if it has one.
+    settings: of an encoder-decoder, which says what an answer begins with and what it never holds; its repetition
+    penalty is the request's.
     """
 
     def __init__(
@@ -49,10 +50,10 @@ class TokenChooser:
         self.sampling = request.sampling
         self._match = match
         self._settings = settings
-        self._tokens = list(prompt)
+        self.tokens = list(prompt)
         self._random = np.random.default_rng((request.sampling.seed + index) % 2**64)
         self._seen = np.zeros(vocabulary, bool)
-        self._seen[self._tokens] = True
+        self._seen[self.tokens] = True
         self._counts = np.zeros(vocabulary, np.int64)
         self._written = 0
 
@@ -68,7 +69,7 @@ class TokenChooser:
         self._written += 1
         self._seen[token] = True
         self._counts[token] += 1
-        self._tokens.append(token)
+        self.tokens.append(token)
         if self._match is not None:
             self._match.add(token)
         reason: FinishReason | None = "length" if self._written >= sampling.max_new_tokens else None
@@ -95,10 +96,10 @@ class TokenChooser:
 
     def _restrict(self, scores: Array, settings: GenerationSettings) -> Array:
         """Leave the tokens that the settings of a model allow next."""
-        forced = settings.find_forced(len(self._tokens) - 1)
+        forced = settings.find_forced(len(self.tokens) - 1)
         if forced is not None:
             return np.asarray(keep_only(scores[None], [forced])[0])
-        return np.asarray(settings.restrict(scores[None], np.array([self._tokens]))[0], np.float64)
+        return np.asarray(settings.restrict(scores[None], np.array([self.tokens]))[0], np.float64)
 
     def _draw(self, scores: Array) -> int:
         """Draw a token from what the settings leave."""

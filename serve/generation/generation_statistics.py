@@ -11,10 +11,11 @@ class GenerationStatistics:
 
     first_token: from a request to the first token of each of its choices. between_tokens: from one token of a choice to
     the next. prompt_tokens, generated_tokens: what the requests that began had, and what was written, stop tokens
-    included.
+    included. cached_tokens: of the prompts, those that a prefix cache had, where the engine says so.
     """
 
     first_token: Buckets = field(default_factory=Buckets)
     between_tokens: Buckets = field(default_factory=Buckets)
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     generated_tokens: int = 0

@@ -184,8 +184,11 @@ class GenerationWorker:
             if isinstance(event, dict):
                 self._refuse(event)
             elif (stream := self._streams.get(event[0])) is not None:
-                request_id, choice, tokens, logprobs, reason, likeliest, error, scores = event
+                request_id, choice, tokens, logprobs, reason, likeliest, error, scores, cached = event
                 self._count(stream, choice, len(tokens), now)
+                if cached is not None:
+                    stream.cached_tokens = cached
+                    self.statistics.cached_tokens += cached
                 if reason is not None:
                     stream.open_choices.discard(choice)
                     self.admission.release(request_id, choice, (now - stream.began) * 1e-9)

@@ -1,7 +1,7 @@
 """A model that writes, as requests for text see it: prompts, lengths, and answers while they are written."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from laconic.errors import InputError
 from laconic.runtimes.generator import EncoderInputs, Sampling
 from serve.generation.generation_worker import GenerationWorker
-from serve.generation.token_stream import TokenEvents, TokenStream, read_event
+from serve.generation.token_stream import TokenEvents, TokenStream, WritingPhase, read_event
 from serve.generation.written_choice import TextPiece, TokenLogprob, WrittenChoice, score_prompt
 from serve.requests.public_errors import ContextOverflow
 
@@ -97,6 +97,12 @@ class WrittenAnswer:
         """The number of tokens of the prompts."""
         return sum(stream.request.read_tokens for stream in self._streams.values())
 
+    @property
+    def cached_tokens(self) -> int | None:
+        """The number of these that a prefix cache had; None where the engine does not say."""
+        counts = [stream.cached_tokens for stream in self._streams.values() if stream.cached_tokens is not None]
+        return sum(counts) if counts else None
+
     async def pieces(self) -> AsyncGenerator[TextPiece, None]:
         """Yield what can be shown, as it comes, until every choice has ended. Raises what ends a request early."""
         while not all(choice.is_finished for choice in self._choices.values()):
@@ -135,6 +141,12 @@ class WrittenAnswer:
         """Have the engine write no further."""
         for stream in self._streams.values():
             stream.cancel()
+
+    def list_phases(self) -> Iterator[WritingPhase]:
+        """Yield what each request went through up to now."""
+        for number, stream in self._streams.items():
+            tokens = sum(choice.tokens for (request, _), choice in self._choices.items() if request == number)
+            yield from stream.list_phases(tokens)
 
 
 class TokenWriter:

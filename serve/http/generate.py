@@ -1,8 +1,10 @@
 """OpenAI's routes for text: `POST /v1/chat/completions` and `POST /v1/completions`."""
 
 import re
+import time
 from abc import abstractmethod
 from collections.abc import AsyncGenerator
+from itertools import islice
 from typing import Any, ClassVar
 
 from laconic.errors import LaconicError
@@ -12,6 +14,7 @@ from serve.generation.written_choice import TextPiece, join_pieces
 from serve.http.endpoint import BodyEndpoint, ModelCall
 from serve.http.event_stream import EVENTS, EventStream
 from serve.model_repository.model import Model
+from serve.observation.tracing import MAX_PARTS, TRACE, trace_step
 from serve.openai.chat_request import ChatRequest
 from serve.openai.completion_request import CompletionRequest
 from serve.openai.openai_shape import InvalidParameter, describe_openai_error, to_openai_answer
@@ -44,7 +47,7 @@ class TextEndpoint(BodyEndpoint[TextRequest]):
             return Answer(to_json(await collect(answer, pieces, shape)))
 
         def finish(error: BaseException | None) -> None:
-            answer.close()
+            end(answer)
             call.end(error)
 
         return EventStream(
@@ -67,7 +70,9 @@ class TextEndpoint(BodyEndpoint[TextRequest]):
         count_rows(request.choices * request.prompts)
         # Off the event loop: a long prompt takes the tokenizer milliseconds, a template runs code of its own, and a
         # grammar is compiled.
+        started = time.monotonic_ns()
         prompts = await offload(request.prepare, writer)
+        trace_step("encode", started)
         shown = request.find_shown(writer)
         return await writer.write(prompts, request.stops, timeout=timeout, key=name_caller(), shown=shown)
 
@@ -115,6 +120,14 @@ def find_writer(model: Model) -> TextWriter:
     return model.text_writer
 
 
+def end(answer: WrittenAnswer) -> None:
+    """Have the engine write no further, and note the answer in the trace of the request, if there is one."""
+    answer.close()
+    if (trace := TRACE.get()) is not None:
+        for phase in islice(answer.list_phases(), 3 * MAX_PARTS):
+            trace.add(phase.name, phase.start, phase.end, None, **phase.counts)
+
+
 async def collect(answer: WrittenAnswer, pieces: AsyncGenerator[TextPiece, None], shape: AnswerFormat) -> Any:
     """Return a whole answer. pieces: of it."""
     choices: dict[int, list[TextPiece]] = {}
@@ -122,9 +135,9 @@ async def collect(answer: WrittenAnswer, pieces: AsyncGenerator[TextPiece, None]
         async for piece in pieces:
             choices.setdefault(piece.choice, []).append(piece)
     finally:
-        answer.close()
+        end(answer)
     joined = [join_pieces(choices[index]) for index in sorted(choices)]
-    return shape.whole(joined, format_usage(answer.prompt_tokens, answer.tokens))
+    return shape.whole(joined, format_usage(answer))
 
 
 async def stream(
@@ -137,4 +150,4 @@ async def stream(
         for chunk in shape.chunks(piece):
             yield chunk
     if shape.has_usage:
-        yield shape.chunk([], format_usage(answer.prompt_tokens, answer.tokens))
+        yield shape.chunk([], format_usage(answer))

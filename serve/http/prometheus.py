@@ -144,6 +144,9 @@ def generation_lines(workers: Sequence[tuple[str, GenerationWorker]]) -> Iterato
     for labels, worker in workers:
         yield f'{name}{{{labels},kind="prompt"}} {worker.statistics.prompt_tokens}'
         yield f'{name}{{{labels},kind="generated"}} {worker.statistics.generated_tokens}'
+    name = "laconic_generation_cached_tokens_total"
+    yield from format_head(name, "counter", "Tokens of prompts that a prefix cache had, where the engine says so")
+    yield from (f"{name}{{{labels}}} {worker.statistics.cached_tokens}" for labels, worker in workers)
     name = "laconic_generation_requests"
     yield from format_head(name, "gauge", "Requests that are being written, and those that wait for room in the cache")
     for labels, worker in workers:

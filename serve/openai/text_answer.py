@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from tokenizers import Tokenizer
 
 from serve.generation.detokenizer import BROKEN
+from serve.generation.text_writer import WrittenAnswer
 from serve.generation.written_choice import CallPart, TextPiece, TokenLogprob
 from serve.openai.text_request import TextRequest
 
@@ -155,9 +156,11 @@ def format_call(part: CallPart) -> Json:
     return {**head, "function": {**named, "arguments": part.arguments}}
 
 
-def format_usage(prompt: int, written: int) -> Json:
-    """Format the tokens of a prompt, and of all choices."""
-    return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
+def format_usage(answer: WrittenAnswer) -> Json:
+    """Format the tokens of the prompts, and of all choices so far."""
+    prompt, written, cached = answer.prompt_tokens, answer.tokens, answer.cached_tokens
+    usage: Json = {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
+    return usage if cached is None else usage | {"prompt_tokens_details": {"cached_tokens": cached}}
 
 
 def name_token(tokenizer: Tokenizer, token: int) -> str:

@@ -1,0 +1,77 @@
+"""The prefix cache of the engine that steps a decoder: keys and values of texts that were read, in blocks of tokens."""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+
+import numpy as np
+
+from laconic.arrays import Array
+from laconic.runtimes.stateful_graph import CacheShape
+
+
+class PrefixCache:
+    """Blocks of keys and values, each found by the digest of all tokens up to its end. Of a text that begins as another
+    did, the blocks that both share need not be computed again.
+
+    shape: of the cache of one token. block_tokens: tokens of a block.
+    """
+
+    def __init__(self, shape: CacheShape, block_tokens: int) -> None:
+        self._shape = shape
+        self._block_tokens = block_tokens
+        self._blocks: OrderedDict[bytes, Array] = OrderedDict()  # least recently used first
+
+    def __len__(self) -> int:
+        """Return the number of blocks."""
+        return len(self._blocks)
+
+    def find(self, tokens: Sequence[int]) -> tuple[int, list[Array]]:
+        """Find the longest beginning of a text that is in the cache, the last token left out, as its logits must be
+        computed. Return its tokens, and its keys and values, [1, heads, tokens, width] each."""
+        keys: list[bytes] = []
+        for key in self._name_blocks(tokens[:-1]):
+            if key not in self._blocks:
+                break
+            keys.append(key)
+        if not keys:
+            return 0, []
+        self._touch(keys)
+        past, start = [], 0
+        for heads, width in self._shape.layers:
+            stop = start + heads * self._block_tokens * width
+            parts = [self._blocks[key][start:stop].reshape(1, heads, -1, width) for key in keys]
+            past.append(np.concatenate(parts, axis=2))
+            start = stop
+        return len(keys) * self._block_tokens, past
+
+    def keep(self, tokens: Sequence[int], past: Sequence[Array], place: int, most: int) -> None:
+        """Keep a text. past: the keys and values of a batch, [rows, heads, tokens, width] each, in which those of the
+        text come last. place: of its row. most: blocks that there may be, of all texts."""
+        keys = list(self._name_blocks(tokens))[: max(0, most)]
+        for number, key in enumerate(keys):
+            if key not in self._blocks:
+                start = number * self._block_tokens - len(tokens)
+                stop = start + self._block_tokens
+                parts = (array[place, :, start : stop or None].reshape(-1) for array in past)
+                self._blocks[key] = np.concatenate(list(parts))
+        self._touch(keys)
+        self.trim(most)
+
+    def trim(self, most: int) -> None:
+        """Forget what was used least recently, up to so many blocks."""
+        while len(self._blocks) > max(0, most):
+            self._blocks.popitem(last=False)
+
+    def _touch(self, keys: Sequence[bytes]) -> None:
+        """Note that blocks were used: the first of a text last, since those behind it are of no use without it."""
+        for key in reversed(keys):
+            self._blocks.move_to_end(key)
+
+    def _name_blocks(self, tokens: Sequence[int]) -> Iterator[bytes]:
+        """Yield the digests of the whole blocks of a text."""
+        key = b""
+        for stop in range(self._block_tokens, len(tokens) + 1, self._block_tokens):
+            block = np.array(tokens[stop - self._block_tokens : stop], np.int64)
+            key = blake2b(key + block.tobytes(), digest_size=16).digest()
+            yield key
