@@ -9,15 +9,16 @@ from chat_models import make_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
-from tool_templates import ARGUMENTS, CALLS, OTHER, TEMPLATES
+from tool_templates import ARGUMENTS, CALLS, OTHER, TEMPLATES, TWICE
 
 from laconic.errors import InputError
 from laconic.runtimes.generator import GenerationRequest, Sampling, TokenEvent
 from laconic.runtimes.grammar import check_grammar
 from laconic.tasks.chat_template import ChatTemplate
 from serve.generation.written_choice import TextPiece, WrittenChoice, join_pieces
-from serve.openai.tool_format import find_special_token, find_tool_format, make_call_grammar
-from serve.openai.tool_reader import ToolReader
+from serve.openai.tool_format import find_special_tokens
+from serve.openai.tool_grammar import make_call_grammar
+from serve.openai.tool_reader import ToolReader, find_tool_format
 
 llguidance = pytest.importorskip("llguidance")
 
@@ -41,6 +42,9 @@ def summarize(piece: TextPiece) -> tuple[str, list[tuple[str, str]], str | None]
 
 
 TIME = {
+    "named": "[TOOL_CALLS] time [ARGS] {}",
+    "fenced": CALLS["fenced"].replace("weather", "time").replace('{"city": "Köln"}', "{}"),
+    "pythonic": "[ time( ) ]",
     "hermes": '<tool_call>{"arguments": {}, "name": "time"}</tool_call>',
     "mistral": '[TOOL_CALLS][{"name": "time", "arguments": "{}", "id": "123456789"}]',
     "llama": '{"parameters": {}, "name": "time"}',
@@ -62,6 +66,15 @@ CASES: list[tuple[str, str, str, list[tuple[str, str]], str]] = [
     ("hermes", CALLS["hermes"].removesuffix("\n</tool_call>"), "", [WEATHER], "tool_calls"),
     ("mistral", f"Hm.{CALLS['mistral'][:-1]}, {CALLS['mistral'][14:]}", "Hm.", [WEATHER] * 2, "tool_calls"),
     ("llama", f"{CALLS['llama']}; {CALLS['llama']}", "", [WEATHER] * 2, "tool_calls"),
+    *((family, twice, "", [WEATHER] * 2, "tool_calls") for family, twice in TWICE.items()),
+    ("fenced", f"Hm. {CALLS['fenced']}\nSo.", "Hm.\nSo.", [WEATHER], "tool_calls"),
+    ("named", "[TOOL_CALLS]weather", "[TOOL_CALLS]weather", [], "stop"),
+    ("pythonic", "[1] says so.", "[1] says so.", [], "stop"),
+    ("pythonic", f"{CALLS['pythonic']}\nSo.", "\nSo.", [WEATHER], "tool_calls"),
+    ("pythonic", "[weather(city='K)', n=[-1, (True, null)], **x)]", "[weather(city='K)', n=[-1, (True, null)], **x)]",
+     [], "stop"),
+    ("pythonic", "[weather(city='K)', n=[-1, (True, null)], o={\"a\": 1.5})]", "",
+     [("weather", '{"city": "K)", "n": [-1, [true, null]], "o": {"a": 1.5}}')], "tool_calls"),
     ("llama", f"So: {CALLS['llama']}", f"So: {CALLS['llama']}", [], "stop"),
     ("llama", '{"a": [1, "}"]} ', '{"a": [1, "}"]} ', [], "stop"),
     ("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "}\\"<tool_call>"}}', "",
@@ -97,9 +110,7 @@ def test_a_call_that_is_cut_says_so_and_has_what_was_written_of_its_arguments() 
 
 @pytest.mark.parametrize("family", CALLS)
 def test_one_call_is_the_last_where_only_one_may_be(family: str) -> None:
-    twice = {"hermes": CALLS["hermes"] * 2, "llama": f"{CALLS['llama']};{CALLS['llama']}",
-             "mistral": CALLS["mistral"][:-1] + ", " + CALLS["mistral"][14:]}  # fmt: skip
-    assert summarize(read(family, list(twice[family]), is_single=True)) == ("", [WEATHER], "tool_calls")
+    assert summarize(read(family, list(TWICE[family]), is_single=True)) == ("", [WEATHER], "tool_calls")
 
 
 def test_identifiers_differ_and_have_nine_letters_and_digits() -> None:
@@ -122,38 +133,38 @@ def accepts(grammar: str, text: str) -> bool:
 def test_a_grammar_takes_calls_that_match_their_schemas_and_nothing_else(family: str) -> None:
     tools, call = find_tool_format(TEMPLATES[family].text), CALLS[family]
     wrong = call.replace('"Köln"', "5"), call.replace("weather", "time"), call.replace("weather", "x"), "Hello."
-    held = make_call_grammar(tools, FUNCTIONS, special=None, is_several=True)
+    held = make_call_grammar(tools, FUNCTIONS, specials={}, is_several=True)
     assert accepts(held, call)
     assert not any(accepts(held, text) for text in (*wrong, call[:-1], "", '{"a": 5}'))
-    free = make_call_grammar(tools, FUNCTIONS, special=None, is_several=True, is_free=True)
-    assert all(accepts(free, text) for text in (call, "Hello.", "", "<b> [x]"))
+    free = make_call_grammar(tools, FUNCTIONS, specials={}, is_several=True, is_free=True)
+    assert all(accepts(free, text) for text in (call, "Hello.", "", "<b> x]"))
     assert not any(accepts(free, text) for text in wrong[:-1])
-    if family != "llama":
+    if tools.opening:
         assert accepts(free, f"Well.\n{call}")
-        or_json = make_call_grammar(tools, FUNCTIONS, special=None, is_several=True, answer=ANSWER, is_free=True)
+        or_json = make_call_grammar(tools, FUNCTIONS, specials={}, is_several=True, answer=ANSWER, is_free=True)
         assert all(accepts(or_json, text) for text in (call, '{"a": 5}'))
         assert not any(accepts(or_json, text) for text in (*wrong, '{"a": ""}'))
     else:
         with pytest.raises(InputError, match="cannot be told apart"):
-            make_call_grammar(tools, FUNCTIONS, special=None, is_several=True, answer=ANSWER)
+            make_call_grammar(tools, FUNCTIONS, specials={}, is_several=True, answer=ANSWER)
     for several in (True, False):
-        once = make_call_grammar(tools, FUNCTIONS, special=None, is_several=several)
-        twice = call[:-1] + ", " + call[14:] if family == "mistral" else f"{call}\n{call}"
-        assert accepts(once, twice) is (several and family != "llama")
+        once = make_call_grammar(tools, FUNCTIONS, specials={}, is_several=several)
+        assert accepts(once, TWICE[family]) is (several and family != "llama")
 
 
 def test_an_opening_that_is_a_special_token_is_held_to_and_read_as_that_token() -> None:
     tokenizer = make_tokenizer()
     tokenizer.add_special_tokens([AddedToken("[TOOL_CALLS]", special=True, normalized=False)])
-    special = find_special_token(tokenizer.get_added_tokens_decoder(), "[TOOL_CALLS]")
-    assert special == 261
     tools = find_tool_format(TEMPLATES["mistral"].text)
-    grammar = make_call_grammar(tools, FUNCTIONS, special=special, is_several=False)
+    specials = find_special_tokens(tokenizer.get_added_tokens_decoder(), tools)
+    assert specials == {"[TOOL_CALLS]": 261}
+    special = specials["[TOOL_CALLS]"]
+    grammar = make_call_grammar(tools, FUNCTIONS, specials=specials, is_several=False)
     tokens = [*tokenizer.encode(CALLS["mistral"]).ids, 1]
     assert tokens[0] == special
     guide = llguidance.LLTokenizer(tokenizer.to_str(), n_vocab=262, eos_token=1)
     assert llguidance.LLMatcher(guide, grammar).validate_tokens(tokens) == len(tokens)
-    free = make_call_grammar(tools, FUNCTIONS, special=special, is_several=True, is_free=True)
+    free = make_call_grammar(tools, FUNCTIONS, specials=specials, is_several=True, is_free=True)
     check_grammar(free)
     for text in (f"Well. {CALLS['mistral']}", CALLS["mistral"], "Well."):
         longer = [*tokenizer.encode(text).ids, 1]

@@ -91,6 +91,10 @@ def write_config(source: QuantizedModel, folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(words, indent=2, ensure_ascii=False), encoding="utf-8")
     if task.chat is not None:
         (folder / "chat_template.jinja").write_text(task.chat.text, encoding="utf-8")
+        if task.chat.tool_text:
+            more = folder / "additional_chat_templates"
+            more.mkdir()
+            (more / "tool_use.jinja").write_text(task.chat.tool_text, encoding="utf-8")
 
 
 def read_tokenizer(source: QuantizedModel) -> dict[str, Any]:

@@ -171,6 +171,8 @@ def plain_task(
 
 
 TEMPLATE, SETTINGS, TOKENS = "chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json"
+MORE_TEMPLATES, DEFAULT, FOR_TOOLS = "additional_chat_templates", "default", "tool_use"
+"""The folder of further chat templates, and the names of templates, as transformers has them."""
 TEMPLATE_BYTES = 2**18
 
 
@@ -187,14 +189,19 @@ def read_special_tokens(folder: Path) -> dict[str, str]:
 
 
 def read_chat_template(folder: Path) -> ChatTemplate | None:
-    """Read the chat template of a folder, the default one of several; None without any."""
-    if (folder / TEMPLATE).is_file():
-        return ChatTemplate(read_template(folder / TEMPLATE), read_special_tokens(folder))
+    """Read the chat template of a folder: the default one of several, and the one for tools; None without any."""
     settings = read_source_json(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
-    template = settings.get("chat_template")
-    if isinstance(template, list):
-        template = {each.get("name"): each.get("template") for each in template}.get("default")
-    return ChatTemplate(template, read_special_tokens(folder)) if isinstance(template, str) else None
+    named = settings.get("chat_template")
+    templates = {each.get("name"): each.get("template") for each in named} if isinstance(named, list) else {}
+    if isinstance(named, str):
+        templates[DEFAULT] = named
+    for name, path in ((DEFAULT, folder / TEMPLATE), (FOR_TOOLS, folder / MORE_TEMPLATES / f"{FOR_TOOLS}.jinja")):
+        if path.is_file():
+            templates[name] = read_template(path)
+    default, for_tools = templates.get(DEFAULT), templates.get(FOR_TOOLS)
+    if not isinstance(default, str):
+        return None
+    return ChatTemplate(default, read_special_tokens(folder), for_tools if isinstance(for_tools, str) else "")
 
 
 def read_template(path: Path) -> str:

@@ -50,7 +50,7 @@ class CausalText(SingleText):
         preprocess = {"max_tokens": self.max_tokens, "pad_id": self.pad_id, "start_id": self.start_id}
         if self.end_id is not None:
             preprocess["end_id"] = self.end_id
-        chat = {CHAT: to_json({"text": self.chat.text, "tokens": dict(self.chat.tokens)})} if self.chat else {}
+        chat = {CHAT: to_json(self.chat.describe())} if self.chat else {}
         return super().assets() | {PREPROCESS: to_json(preprocess)} | chat
 
     def read_row(self, values: Mapping[str, Any], folder: Path) -> tuple[tuple[Any, ...], Any]:

@@ -1,10 +1,14 @@
 """Chats as text: a checkpoint's chat template, and which parts of a text are answers to learn."""
 
+import itertools
 import json
+import re
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from laconic.errors import InputError, MissingPackage, SourceError
 
@@ -12,6 +16,36 @@ ASSISTANT = "assistant"
 """The role whose turns are learned."""
 TOOLS = "tools"
 """The variable of a template that holds the functions that may be called; None without any, as in transformers."""
+GENERATION = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
+"""The tags by which templates mark answers: blocks with variables of their own."""
+OPTIONAL_DATE = re.compile(r"strftime_now\s+is\s+(not\s+)?defined")
+"""How templates ask for the date that have one of their own where none is given."""
+CALLS = "tool_calls"
+"""The key of a message's calls of functions."""
+PROBE_VALUE = "Vrgq7"
+PROBE = {
+    "type": "function",
+    "function": {
+        "name": "probe",
+        "description": "A probe.",
+        "parameters": {
+            "type": "object",
+            "properties": {"value": {"type": "string", "description": "A value."}},
+            "required": ["value"],
+        },
+    },
+}
+PROBE_CHAT: Sequence[Mapping[str, Any]] = (
+    {"role": "user", "content": "Probe."},
+    {
+        "role": ASSISTANT,
+        "content": "",
+        CALLS: [
+            {"id": "abcdefghi", "type": "function", "function": {"name": "probe", "arguments": {"value": PROBE_VALUE}}}
+        ],
+    },
+)
+"""A chat with a call by which is found how a template takes calls: the value is shown where they are."""
 
 
 class MarkedText(str):
@@ -45,17 +79,33 @@ def mark_completion(prompt: Any, completion: Any) -> MarkedText:
     return MarkedText(prompt + completion, [(len(prompt), len(prompt) + len(completion))])
 
 
+class CallForm(NamedTuple):
+    """How a template takes a message that calls functions. content: beside calls; where it is None, a text is a message
+    of its own before them. is_text: whether arguments are a text in JSON, not an object. shown: the text of a call of
+    `probe`, as the template shows it at the end of a chat."""
+
+    content: str | None
+    is_text: bool
+    shown: str = ""
+
+
 @dataclass(frozen=True)
 class ChatTemplate:
     """A chat template of transformers, in Jinja. text: the template. tokens: the special tokens that it may use, by
-    name as `eos_token`.
+    name as `eos_token`. tool_text: another template for chats with functions; empty where there is none.
 
-    It is rendered in Jinja's immutable sandbox, as transformers does. The current date is not given to it, so that the
-    same chat is always the same text: templates that ask for it have a date of their own.
+    It is rendered in Jinja's immutable sandbox, as transformers does. The current date is given to those templates
+    alone that have none of their own, so that the same chat of any other is always the same text.
     """
 
     text: str
     tokens: Mapping[str, str]
+    tool_text: str = ""
+
+    @cached_property
+    def for_tools(self) -> "ChatTemplate":
+        """The template of chats with functions."""
+        return ChatTemplate(self.tool_text, self.tokens) if self.tool_text else self
 
     @cached_property
     def _compiled(self) -> tuple[Any, frozenset[str]]:
@@ -76,10 +126,11 @@ class ChatTemplate:
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
         environment.filters["tojson"] = to_plain_json
         environment.globals["raise_exception"] = refuse
+        if OPTIONAL_DATE.search(self.text) is None:
+            environment.globals["strftime_now"] = time.strftime
+        text = GENERATION.sub(r"{%\1 \2with \3%}", self.text)
         try:
-            return environment.from_string(self.text), frozenset(
-                find_undeclared_variables(environment.parse(self.text))
-            )
+            return environment.from_string(text), frozenset(find_undeclared_variables(environment.parse(text)))
         except TemplateError as error:
             raise SourceError(f"the chat template does not read: {error}. Give another one") from error
 
@@ -88,8 +139,28 @@ class ChatTemplate:
         """Whether the template says what functions there are, in its variable `tools`."""
         return TOOLS in self._compiled[1]
 
+    @cached_property
+    def call_form(self) -> CallForm | None:
+        """The first form of calls that the template shows; None where it shows calls in none."""
+        for form in (CallForm(*each) for each in itertools.product(("", None), (False, True))):
+            with suppress(InputError):
+                text = self._render(adapt_calls(PROBE_CHAT, form), tools=[PROBE])
+                if PROBE_VALUE in text:
+                    return form._replace(shown=text)
+        return None
+
+    @property
+    def shown_call(self) -> str:
+        """A call of `probe` as the template shows it, at the end of a chat; empty where it shows none."""
+        return self.call_form.shown if self.call_form else ""
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the template is made of, JSON-ready."""
+        more = {"tool_text": self.tool_text} if self.tool_text else {}
+        return {"text": self.text, "tokens": dict(self.tokens), **more}
+
     def __getstate__(self) -> dict[str, Any]:
-        return {"text": self.text, "tokens": self.tokens}
+        return self.describe()
 
     def render(
         self,
@@ -98,10 +169,24 @@ class ChatTemplate:
         prompt: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """Render a chat as text. prompt: add what begins the next answer. tools: functions that may be called, as
-        OpenAI describes them. Raises InputError where the template refuses the chat."""
+        """Render a chat as text. messages: as OpenAI describes them, the arguments of calls as objects. prompt: add
+        what begins the next answer. tools: functions that may be called, as OpenAI describes them. Raises InputError
+        where the template refuses the chat, and where it would leave out calls."""
+        if any(CALLS in message for message in messages):
+            if (form := self.call_form) is None:
+                raise InputError("the model's chat template knows no calls of tools in messages")
+            messages = adapt_calls(messages, form)
+        return self._render(messages, prompt=prompt, tools=tools)
+
+    def _render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        prompt: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         template, _ = self._compiled
-        variables = {**self.tokens, TOOLS: tools}
+        variables = {**self.tokens, TOOLS: tools, "documents": None}
         try:
             return str(template.render(messages=messages, add_generation_prompt=prompt, **variables))
         except Exception as error:  # whatever the expressions of a template make of the messages
@@ -127,6 +212,29 @@ class ChatTemplate:
                 )
             answers.append((len(before), len(after)))
         return MarkedText(text, answers, has_special_tokens=True)
+
+
+def adapt_calls(messages: Sequence[Mapping[str, Any]], form: CallForm) -> list[Mapping[str, Any]]:
+    """Return a chat with its calls of functions in the form that a template takes."""
+    adapted: list[Mapping[str, Any]] = []
+    for message in messages:
+        if CALLS in message:
+            calls, text = message[CALLS], message.get("content")
+            if text and form.content is None:
+                adapted.append({key: value for key, value in message.items() if key != CALLS})
+            content = None if form.content is None else text or form.content
+            calls = [write_arguments(call) for call in calls] if form.is_text else calls
+            message = {**message, "content": content, CALLS: calls}
+        adapted.append(message)
+    return adapted
+
+
+def write_arguments(call: Any) -> Any:
+    """Return a call with its arguments as a text in JSON."""
+    function = call.get("function")
+    if not isinstance(function, dict) or isinstance(function.get("arguments"), str):
+        return call
+    return {**call, "function": {**function, "arguments": json.dumps(function.get("arguments"), ensure_ascii=False)}}
 
 
 def check_messages(messages: Any) -> None:

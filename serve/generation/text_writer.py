@@ -21,8 +21,16 @@ class RenderedChat(Protocol):
     text: str
 
     @property
+    def for_tools(self) -> "RenderedChat":
+        """The template of chats with functions, which may be another."""
+
+    @property
     def reads_tools(self) -> bool:
         """Whether the template says what functions there are."""
+
+    @property
+    def shown_call(self) -> str:
+        """A call of `probe` as the template shows it, at the end of a chat; empty where it shows none."""
 
     def render(
         self,
@@ -213,7 +221,8 @@ class TextWriter(TokenWriter):
     ) -> tuple[int, ...]:
         """Encode a chat, with what begins the next answer. tools: functions that may be called. Raises InputError where
         there is no template, or it refuses the chat."""
-        text = self.require_chat().render(messages, prompt=True, tools=tools)
+        chat = self.require_chat()
+        text = (chat.for_tools if tools else chat).render(messages, prompt=True, tools=tools)
         return self.check(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def encode_text(self, text: str) -> tuple[int, ...]:

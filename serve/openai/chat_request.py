@@ -14,14 +14,9 @@ from serve.openai.chat_message import FunctionName, Message
 from serve.openai.openai_shape import InvalidParameter
 from serve.openai.request_body import RequestPart
 from serve.openai.text_request import TextRequest
-from serve.openai.tool_format import (
-    ToolFormat,
-    complete_schema,
-    find_special_token,
-    find_tool_format,
-    make_call_grammar,
-)
-from serve.openai.tool_reader import ToolReader
+from serve.openai.tool_format import ToolFormat, find_special_tokens
+from serve.openai.tool_grammar import complete_schema, make_call_grammar
+from serve.openai.tool_reader import ToolReader, find_tool_format
 
 ANY_OBJECT = {"type": "object"}
 
@@ -153,26 +148,26 @@ class ChatRequest(TextRequest):
             self.find_format(writer)
             tools = [{"type": tool.type, "function": tool.function.describe()} for tool in self.tools or ()]
         messages = [message.flatten() for message in self.messages]
-        if any("tool_calls" in message for message in messages) and "tool_calls" not in writer.require_chat().text:
-            raise InputError("the model's chat template knows no calls of tools in messages")
         return [writer.encode_chat(messages, tools)]
 
     def find_format(self, writer: TextWriter) -> ToolFormat:
         """Return how the model writes calls. Raises InvalidParameter where it writes none."""
-        template = writer.require_chat()
+        template = writer.require_chat().for_tools
         try:
             if not template.reads_tools:
                 raise InputError("the model's chat template does not read 'tools'")
-            return find_tool_format(template.text)
+            return find_tool_format(template.text, template.shown_call)
         except InputError as error:
             raise InvalidParameter("tools", f"'tools' is not supported: {error}") from None
 
     def find_shown(self, writer: TextWriter) -> Mapping[int, str]:
+        return {token: text for text, token in self._find_specials(writer).items()}
+
+    def _find_specials(self, writer: TextWriter) -> Mapping[str, int]:
+        """Find the special tokens that calls have, by their texts."""
         if not self.functions:
             return {}
-        opening = self.find_format(writer).opening
-        special = find_special_token(writer.tokenizer.get_added_tokens_decoder(), opening)
-        return {} if special is None else {special: opening}
+        return find_special_tokens(writer.tokenizer.get_added_tokens_decoder(), self.find_format(writer))
 
     def make_grammar(self, writer: TextWriter) -> str:
         answer = self._find_answer_schema()
@@ -193,13 +188,12 @@ class ChatRequest(TextRequest):
     def _make_call_grammar(self, writer: TextWriter, answer: Mapping[str, Any] | None, *, is_free: bool) -> str:
         if answer is not None:
             hold("response_format", partial(grammar_of_schema, answer))
-        special = next(iter(self.find_shown(writer)), None)
 
         def make() -> str:
             return make_call_grammar(
                 self.find_format(writer),
                 {function.name: complete_schema(function.parameters) for function in self.functions},
-                special=special,
+                specials=self._find_specials(writer),
                 is_several=not self.is_single,
                 answer=answer,
                 is_free=is_free,

@@ -3,50 +3,26 @@
 import json
 import re
 import secrets
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from typing import Literal
 
+from laconic.errors import InputError
 from serve.generation.detokenizer import StopMatcher
-from serve.generation.written_choice import CallPart, TextPiece
-from serve.openai.tool_format import ToolFormat
+from serve.generation.written_choice import CallPart, TextPiece, join_pieces
+from serve.openai.object_scanner import ObjectScanner, read_keywords
+from serve.openai.tool_format import FORMATS, ToolFormat
 
 BEFORE = " \n\r\t[,;"
 """What may be between calls, and before the first."""
 LONGEST_HEAD = 400
 """Characters in which the name and the key of the arguments come, where they come in the usual order."""
+NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+"""The name of a function."""
 IDENTIFIER_BYTES = 5
 """Random bytes of a call's identifier. Templates of Mistral take nine letters and digits, and no other ones."""
 IDENTIFIER_LENGTH = 9
-
-
-class ObjectScanner:
-    """Finds the end of a JSON object in a text that comes in pieces. depth: of the objects and lists that are open."""
-
-    def __init__(self, depth: int = 0) -> None:
-        self.depth = depth
-        self._in_string = False
-        self._escaped = False
-
-    def scan(self, text: str) -> int | None:
-        """Return how many characters of the text belong to the object; None where it goes on."""
-        for place, letter in enumerate(text):
-            if self._in_string:
-                if self._escaped:
-                    self._escaped = False
-                elif letter == "\\":
-                    self._escaped = True
-                elif letter == '"':
-                    self._in_string = False
-            elif letter == '"':
-                self._in_string = True
-            elif letter in "{[":
-                self.depth += 1
-            elif letter in "}]":
-                self.depth -= 1
-                if self.depth <= 0:
-                    return place + 1
-        return None
 
 
 State = Literal["text", "call", "arguments", "rest", "after", "plain"]
@@ -101,7 +77,7 @@ class ToolReader:
         if not self.tools.opening:
             start = self._held.lstrip()
             if start:
-                self._enter("call" if start[0] == "{" else "plain")
+                self._enter("call" if start[0] == ("[" if self.tools.is_pythonic else "{") else "plain")
             return bool(start)
         before, opening, behind = self._held.partition(self.tools.opening)
         if opening:
@@ -116,7 +92,8 @@ class ToolReader:
 
     def _read_call(self) -> bool:
         """Read a call's name, and whether its arguments follow; or the whole object, where its keys come otherwise."""
-        if self._seen < LONGEST_HEAD and (match := self._match_head()) and match[1] in self.names:
+        match = self._match_head() if self._seen < LONGEST_HEAD else None
+        if match and match[1] in self.names and not self.tools.is_pythonic:
             self._begin_call(match[1])
             self._held = self._held[match.end() :]
             self._enter("arguments")
@@ -124,29 +101,47 @@ class ToolReader:
         stripped = self._held.lstrip(BEFORE)
         if not stripped:
             return False
-        if stripped[0] != "{":
-            self._text += self._taken
-            self._enter("text" if self.tools.opening else "plain")
-            return True
-        start = len(self._held) - len(stripped)
+        if self.tools.arguments and stripped[0] == "{":
+            return self._read_whole(len(self._held) - len(stripped), self._take_object)
+        if self.tools.is_pythonic and match and match[1] in self.names:
+            return self._read_whole(match.end(), partial(self._take_keywords, match[1]))
+        may_begin = NAME.fullmatch(stripped) if self.tools.is_pythonic else not self.tools.arguments
+        if may_begin and not match and len(self._held) < LONGEST_HEAD:
+            return False
+        self._text += self._taken
+        self._leave()
+        return True
+
+    def _read_whole(self, start: int, take: Callable[[str], bool]) -> bool:
+        """Read what begins with a bracket to its end. take: whether it is a call, which is then taken."""
         self._seen = max(self._seen, start)
         end = self._scanner.scan(self._held[self._seen :])
         if end is None:
             self._seen = len(self._held)
             return False
         end += self._seen
-        if self._take_object(self._held[start:end]):
-            self._held = self._held[end:]
+        is_call = take(self._held[start:end])
+        if not is_call:
+            self._text += self._taken + self._held[:end]
+        self._held = self._held[end:]
+        if is_call:
             self._enter("after")
         else:
-            self._text += self._taken + self._held[:end]
-            self._held = self._held[end:]
-            self._enter("text" if self.tools.opening else "plain")
+            self._leave()
         return True
 
     def _match_head(self) -> re.Match[str] | None:
-        pattern = rf'[{re.escape(BEFORE)}]*\{{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"{self.tools.arguments}"\s*:\s*(?=\{{)'
-        return re.match(pattern, self._held[:LONGEST_HEAD])
+        """Match a call up to its arguments; its name is the first group."""
+        before, held = f"[{re.escape(BEFORE)}]*", self._held[:LONGEST_HEAD]
+        if self.tools.is_pythonic:
+            return re.match(rf"{before}({NAME.pattern})(?=\()", held)
+        if self.tools.arguments:
+            key = rf'"\s*,\s*"{self.tools.arguments}"\s*:\s*(?=\{{)'
+            return re.match(rf'{before}\{{\s*"name"\s*:\s*"([^"\\]+){key}', held)
+        parts = (self.tools.head, self.tools.call_id, self.tools.middle)
+        head, call_id, middle = (r"\s*".join(map(re.escape, part.split())) for part in parts)
+        identifier = rf"(?:{call_id}\w+)?" if call_id else ""
+        return re.match(rf"{before}{head}\s*({NAME.pattern})\s*{identifier}\s*{middle}\s*(?=\{{)", held)
 
     def _begin_call(self, name: str, arguments: str = "") -> None:
         identifier = secrets.token_hex(IDENTIFIER_BYTES)[:IDENTIFIER_LENGTH]
@@ -167,6 +162,14 @@ class ToolReader:
         self._begin_call(call["name"], json.dumps(arguments, ensure_ascii=False))
         return True
 
+    def _take_keywords(self, name: str, text: str) -> bool:
+        """Take a call in Python; return whether it is one. text: its arguments, with their brackets."""
+        arguments = read_keywords(text)
+        if arguments is None:
+            return False
+        self._begin_call(name, json.dumps(arguments, ensure_ascii=False))
+        return True
+
     def _read_arguments(self) -> bool:
         end = self._scanner.scan(self._held)
         text, self._held = (self._held, "") if end is None else (self._held[:end], self._held[end:])
@@ -178,6 +181,14 @@ class ToolReader:
         return True
 
     def _read_rest(self) -> bool:
+        """Read what is left of a call behind its arguments."""
+        if not self.tools.arguments:
+            held, tail = self._held.lstrip(), self.tools.tail.strip()
+            if tail and tail.startswith(held) and held != tail:
+                return False
+            self._held = held.removeprefix(tail)
+            self._enter("after")
+            return True
         end = self._scanner.scan(self._held)
         self._held = "" if end is None else self._held[end:]
         if end is not None:
@@ -190,16 +201,17 @@ class ToolReader:
             self.is_done = True
             return False
         held, closing = self._held.lstrip(), self.tools.closing.strip()
-        if not held or (closing.startswith(held) and held != closing):
+        head = self.tools.head if not self.tools.arguments else ""
+        if not held or any(mark.startswith(held) and held != mark for mark in (closing, head)):
             return False
         if closing and held.startswith(closing):
             self._held = held[len(closing) :]
-            self._enter("text")
-        elif self.tools.is_repeated or held[0] not in ",;":
-            self._enter("text" if self.tools.opening else "plain")
-        else:
+            self._enter("text" if self.tools.opening else "after")
+        elif not self.tools.is_repeated and (held[0] in ",;" or (head and held.startswith(head))):
             self._taken = ""
             self._enter("call")
+        else:
+            self._leave()
         return True
 
     def _read_plain(self) -> bool:
@@ -208,7 +220,11 @@ class ToolReader:
 
     def _enter(self, state: State) -> None:
         self._state, self._seen = state, 0
-        self._scanner = ObjectScanner(depth=1 if state == "rest" else 0)
+        self._scanner = ObjectScanner(1 if state == "rest" else 0, "\"'" if self.tools.is_pythonic else '"')
+
+    def _leave(self) -> None:
+        """Read text again: up to the next call, where calls have an opening."""
+        self._enter("text" if self.tools.opening else "plain")
 
     def _finish(self) -> None:
         """Show what was held back, as far as it belongs to no call."""
@@ -216,6 +232,27 @@ class ToolReader:
             self._text += self._taken + self._held
         elif self._state == "text" and (self._held.strip() or not self.calls):
             self._text += self._held
+
+
+@lru_cache(maxsize=64)
+def find_tool_format(template: str, shown: str = "") -> ToolFormat:
+    """Return the format of the calls of a chat template: one whose mark it contains, and by which a call is read as the
+    template shows it, where it does. shown: a call of `probe` with a `value`, at the end of a chat. Raises InputError
+    for one that is not known."""
+    for tools in FORMATS:
+        is_marked = tools.mark in template and not any(part in template for part in tools.unlike)
+        if is_marked and (not shown or reads_call(tools, shown)):
+            return tools
+    raise InputError("the model's chat template writes calls in a format that this server does not read")
+
+
+def reads_call(tools: ToolFormat, shown: str) -> bool:
+    """Return whether the call of `probe` at the end of a chat is read in a format."""
+    start = shown.rfind(tools.opening or ("[probe(" if tools.is_pythonic else tools.head))
+    if start < 0:
+        return False
+    read = ToolReader(tools, {"probe"}).read(TextPiece(0, shown[start:], (), "stop"))
+    return any("value" in (parse_object(call.arguments) or ()) for call in join_pieces([read]).calls)
 
 
 def parse_object(text: str) -> dict[str, object] | None:
