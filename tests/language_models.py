@@ -30,8 +30,9 @@ MORE = {
         transformers.Gemma3ForCausalLM,
         GROUPED | {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
     ),
+    "lfm2": (transformers.Lfm2ForCausalLM, GROUPED | {"layer_types": ["conv", "full_attention"]}),
 }
-"""Families for engines that write alone."""
+"""Families for engines that write alone, and one without a cache of keys and values, which none writes with."""
 
 
 def save(folder: Path, name: str) -> Path:

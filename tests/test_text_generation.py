@@ -9,12 +9,14 @@ import models
 import numpy as np
 import pytest
 import torch
+import transformers
 from language_models import FAMILIES, WINDOW, save
 from originals import tiny_tokenizer
 from served import running
 
 from compress.pipeline import compress
 from compress.transformer.surgery import keep_units
+from export.pipeline import export
 from export.placements.split_decoder import split_decoder
 from export.sources import capture_graph
 from export.validation.drift import compare_outputs
@@ -389,6 +391,31 @@ def test_a_model_that_keeps_no_keys_and_values_scores_texts_and_learns(tmp_path)
     task = load_source(models.save_mamba(tmp_path / "mamba")).task
     assert [spec.name for spec in task.inputs] == ["input_ids", "attention_mask"]
     assert (task.name, task.generation) == (TASK, None)
+
+
+def test_a_server_scores_with_a_model_that_cannot_write(tmp_path):
+    source = save(tmp_path / "source", "lfm2")
+    path = tmp_path / "scores.laconic"
+    export(Recipe.parse({"source": str(source), "task": TASK, "stages": []}), path, cache=Cache(tmp_path / "cache"))
+    model, text = transformers.Lfm2ForCausalLM.from_pretrained(source).eval(), "the model answers"
+    with running(path) as server, server.client() as client:
+        task = server.app.repository.get("scores").artifact.task()
+        answer = client.post("/v1/models/scores/predict", json={"text": [text, "the"]}).json()
+        for route, prompt in (("chat/completions", {"messages": [{"role": "user", "content": text}]}),
+                              ("completions", {"prompt": text})):  # fmt: skip
+            refused = client.post(f"/v1/{route}", json={"model": "scores", **prompt})
+            assert refused.status_code == 400
+            assert "does text-generation, and writes no texts" in refused.json()["error"]["message"]
+        assert client.post("/v2/models/scores/generate", json={"text_input": text}).status_code == 400
+        described = client.get("/v2/models/scores").json()
+        assert [each["name"] for each in described["inputs"]] == ["input_ids", "attention_mask"]
+        paths, metrics = client.get("/openapi.json").json()["paths"], client.get("/metrics").text
+    assert not {"/v1/completions", "/v1/chat/completions"} & set(paths)
+    assert "laconic_generation" not in metrics
+    ids = [torch.from_numpy(task.encode_request(each)["input_ids"]) for each in (text, "the")]
+    with torch.inference_mode():
+        likeliest = [int(model(input_ids=each).logits[0, -1].argmax()) for each in ids]
+    assert answer["answers"] == [{"text": task.write([token])} for token in likeliest]
 
 
 def test_layers_of_different_heads_leave_a_graph_that_scores(tmp_path):
