@@ -12,13 +12,14 @@ import openvino_genai
 import pytest
 import torch
 import transformers
+from onnx import helper, numpy_helper
 from safetensors.numpy import save_file
 
 from compress.quantize.plan_rounding import RoundingConfig, round_layers
 from compress.quantize.weight_only import find_precisions
 from export.candidates.engine_option import EngineOption
 from export.formats.gguf_file import write_gguf
-from export.formats.quantized_model import read_quantized_model, restore
+from export.formats.quantized_model import GraphWeights, read_quantized_model, restore
 from export.formats.write import write_format
 from export.sources import capture_graph
 from laconic import registry
@@ -46,9 +47,10 @@ PLANS = {
     "mixed": (4, RoundingConfig(group_size=32), ("*down_proj*",)),
     "rows": (8, None, ()),
     "half": (16, None, ()),
+    "table": (4, RoundingConfig(group_size=64, symmetric=False), ()),
     "dynamic": ("int8-dynamic", None, ()),
 }
-"""Bits, how weights are rounded, and layers in float."""
+"""Bits, how weights are rounded, and layers in float; of "table", embeddings have 4 bits, too."""
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +66,8 @@ def make(shared, tmp_path_factory):
         bits, config, keep = PLANS[name]
         folder = root / f"{name}.laconic"
         shutil.copytree(original, folder)
-        plan = Plan(find_precisions(graph, 8 if config is None and bits != 16 else bits, keep))
+        weight_bits = 8 if config is None and bits != 16 else bits
+        plan = Plan(find_precisions(graph, weight_bits, keep, 4 if name == "table" else 8))
         engine = EngineOption("openvino", "float32")
         if bits == "int8-dynamic":
             kinds = {"Gather": "int8-weight", "MatMul": "int8-dynamic"}
@@ -99,6 +102,21 @@ def seal_folder(folder, plan, engine):
     save_file(flatten_golden(pairs), folder / GOLDEN)
     manifest["files"] = {name: digest_file(folder / name).model_dump() for name in manifest["files"]}
     (folder / MANIFEST).write_bytes(seal(manifest))
+
+
+def test_parameters_with_equal_values_are_found_in_the_tensor_that_they_share():
+    ones = numpy_helper.from_array(np.ones(4, np.float32), "model.first.weight")
+    epsilon = numpy_helper.from_array(np.float32(1e-5), "epsilon")
+    nodes = {
+        f"model.{path}/{part}": helper.make_node("Mul", [name, "x"], ["y"], f"model.{path}/{part}")
+        for path in ("first", "second")
+        for part, name in (("Mul", "epsilon"), ("Mul_1", "model.first.weight"))
+    }
+    weights = GraphWeights(nodes, {"model.first.weight": ones, "epsilon": epsilon}, {})
+    for path in ("first", "second"):
+        np.testing.assert_array_equal(weights.find_float(path, f"{path}.weight", (4,)), np.ones(4))
+    with pytest.raises(FormatRefused, match="has no weight"):
+        weights.find_float("second", "second.weight", (5,))
 
 
 @pytest.mark.parametrize("name", PLANS)
