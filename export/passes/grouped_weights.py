@@ -1,15 +1,17 @@
 """Weights in 4 and 8 bits whose groups of inputs have a scale each, in the form that each engine reads; and where a
 graph has the weights in 8 bits of other layers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
+from export.passes.embedding_table import read_table, write_table
 from export.passes.opset import raise_opset, require_opset
 from export.passes.rewrite import GraphRewriter
+from export.passes.weight_packing import make_int4, narrow, pack_blocks, pack_levels, pad_inputs, unpack_weight
 from laconic.arrays import Array
 from laconic.errors import UnsupportedPrecision
 from laconic.quantization.graph import Layer
@@ -107,95 +109,6 @@ def write_scales(rewrite: GraphRewriter, layer: Layer, stem: str, scales: Array)
     return name
 
 
-def narrow(scales: Array) -> Array:
-    """Return scales in FP16 where that represents all of them, else as they are."""
-    half = scales.clip(max=np.finfo(np.float16).max).astype(np.float16)
-    return half if np.array_equal(half.astype(np.float32), scales) else scales
-
-
-def write_table(rewrite: GraphRewriter, layer: Layer, weight: QuantizedWeight, bits: Bits) -> None:
-    """Write an embedding as the blocks of a linear layer with the same weight, transposed: a model whose head is its
-    embedding has both once."""
-    width = layer.shape[1]
-    step = weight.group_size or DEFAULT_GROUP_SIZE
-    name, node = layer.node, rewrite.nodes[layer.node]
-    stem, ids, looked_up = f"{name}/weight", node.input[1], node.output[0]
-    constants = {
-        f"int{bits}": pack_blocks(weight.integers.T, step, bits),
-        "scale": narrow(weight.scales.T),
-        "zero": find_table_zeros(weight, bits),
-        "last": np.array([-1], np.int64),
-        "start": np.array([0], np.int64),
-        "stop": np.array([width], np.int64),
-        "block": np.array([-1, step], np.int64),
-        "base": np.array(1 << bits, np.float32),
-    }
-    known = {part: rewrite.set_initializer(f"{stem}/{part}", array) for part, array in constants.items()}
-    source, blocks = known[f"int{bits}"], f"{stem}/blocks"
-    rewrite.nodes[name].CopyFrom(helper.make_node("Gather", [source, ids], [blocks], name, axis=0))
-    floats, zero = f"{stem}/floats", known["zero"]
-    nodes = [
-        helper.make_node("Cast", [blocks], [floats], f"{stem}/cast", to=TensorProto.FLOAT),
-        helper.make_node("Shape", [ids], [f"{stem}/places"], f"{stem}/shape"),
-        helper.make_node("Concat", [f"{stem}/places", known["last"]], [f"{stem}/whole"], f"{stem}/join", axis=0),
-        *look_up(stem, "scale", known, ids),
-    ]
-    if bits == 4:
-        nodes += split_bytes(stem, floats, known)
-        floats = f"{stem}/levels"
-    if weight.zeros is not None:
-        nodes += look_up(stem, "zero", known, ids)
-        zero = f"{stem}/zero/columns"
-    is_padded = bool(width % step)
-    row = f"{stem}/padded" if is_padded else looked_up
-    nodes += [
-        helper.make_node("Sub", [floats, zero], [f"{stem}/centred"], f"{stem}/subtract"),
-        helper.make_node("Mul", [f"{stem}/centred", f"{stem}/scale/columns"], [f"{stem}/grouped"], f"{stem}/multiply"),
-        helper.make_node("Reshape", [f"{stem}/grouped", f"{stem}/whole"], [row], f"{stem}/reshape"),
-    ]
-    if is_padded:
-        bounds = [known["start"], known["stop"], known["last"]]
-        nodes.append(helper.make_node("Slice", [row, *bounds], [looked_up], f"{stem}/slice"))
-    rewrite.append_nodes(layer, nodes)
-
-
-def find_table_zeros(weight: QuantizedWeight, bits: Bits) -> Array:
-    """Return what is taken from the stored numbers of an embedding: one number, or one per row and group, in 8 bits
-    where they are whole."""
-    if weight.zeros is None:
-        return np.array(offset(bits), np.float32)
-    zeros = np.asarray(weight.zeros.T + offset(bits), np.float32)
-    return zeros.astype(np.uint8) if np.array_equal(zeros.astype(np.uint8), zeros) else narrow(zeros)
-
-
-def look_up(stem: str, part: str, known: Mapping[str, str], ids: str) -> list[NodeProto]:
-    """Make the nodes that look up the scales or the zeros of rows: [..., groups, 1] float32."""
-    name = f"{stem}/{part}"
-    return [
-        helper.make_node("Gather", [known[part], ids], [f"{name}/rows"], f"{name}/gather", axis=0),
-        helper.make_node("Cast", [f"{name}/rows"], [f"{name}/row"], f"{name}/widen", to=TensorProto.FLOAT),
-        helper.make_node("Unsqueeze", [f"{name}/row", known["last"]], [f"{name}/columns"], f"{name}/unsqueeze"),
-    ]
-
-
-def split_bytes(stem: str, packed: str, known: Mapping[str, str]) -> list[NodeProto]:
-    """Make the nodes that split bytes [..., groups, bytes] float32 into two levels each, the first in the low half:
-    [..., groups, levels]. Floats hold them exactly, and every engine divides floats."""
-    high, low, shifted = f"{stem}/high", f"{stem}/low", f"{stem}/shifted"
-    halves = f"{stem}/halves"
-    return [
-        helper.make_node("Div", [packed, known["base"]], [f"{high}/quotient"], f"{high}/divide"),
-        helper.make_node("Floor", [f"{high}/quotient"], [high], high),
-        helper.make_node("Mul", [high, known["base"]], [shifted], shifted),
-        helper.make_node("Sub", [packed, shifted], [low], low),
-        helper.make_node("Unsqueeze", [low, known["last"]], [f"{low}/column"], f"{low}/unsqueeze"),
-        helper.make_node("Unsqueeze", [high, known["last"]], [f"{high}/column"], f"{high}/unsqueeze"),
-        helper.make_node("Concat", [f"{low}/column", f"{high}/column"], [halves], halves, axis=-1),
-        helper.make_node("Concat", [f"{stem}/places", known["block"]], [f"{stem}/divided"], f"{stem}/divide", axis=0),
-        helper.make_node("Reshape", [halves, f"{stem}/divided"], [f"{stem}/levels"], f"{stem}/interleave"),
-    ]
-
-
 def write_dequantized(rewrite: GraphRewriter, layer: Layer, weight: QuantizedWeight) -> None:
     """Write INT4 with a DequantizeLinear whose blocks share a scale. Raises UnsupportedPrecision for blocks of a size
     that TensorRT does not read, and for zeros, which it does not read either."""
@@ -248,57 +161,13 @@ def write_cast(rewrite: GraphRewriter, layer: Layer, weight: QuantizedWeight, bi
     rewrite.replace_weight(layer, nodes, nodes[-1].output[0])
 
 
-def make_int4(name: str, array: Array) -> TensorProto:
-    """Make an INT4 tensor. array: int8, from -8 to 7."""
-    flat = np.append(array.reshape(-1), np.zeros(array.size % 2, np.int8)).view(np.uint8) & 15
-    nibbles = (flat[0::2] | flat[1::2] << 4).astype(np.uint8)
-    return helper.make_tensor(name, TensorProto.INT4, array.shape, nibbles.tobytes(), raw=True)
-
-
-def offset(bits: Bits) -> int:
-    """Return what is added to signed integers to store them without a sign."""
-    return 1 << (bits - 1)
-
-
-def pack_blocks(integers: Array, step: int, bits: Bits) -> Array:
-    """Pack integers [in, out] as blocks of inputs, [out, blocks, bytes] uint8."""
-    padded = pad_inputs(integers, step)
-    return pack_levels(padded.T.reshape(padded.shape[1], -1, step), bits)
-
-
-def pack_levels(levels: Array, bits: Bits) -> Array:
-    """Pack whole numbers [..., count] without a sign, those of 4 bits two to a byte: [..., bytes] uint8."""
-    unsigned = (levels.astype(np.int16) + offset(bits)).astype(np.uint8)
-    if bits == 8:
-        return unsigned
-    unsigned = np.pad(unsigned, [(0, 0)] * (unsigned.ndim - 1) + [(0, unsigned.shape[-1] % 2)])
-    return np.asarray(unsigned[..., 0::2] | unsigned[..., 1::2] << 4, np.uint8)
-
-
-def unpack_blocks(packed: Array, rows: int, bits: Bits) -> Array:
-    """Undo `pack_blocks`: integers [in, out] int8. rows: the number of inputs."""
-    return np.ascontiguousarray(unpack_levels(packed, bits).reshape(len(packed), -1).T[:rows])
-
-
-def unpack_levels(packed: Array, bits: Bits) -> Array:
-    """Undo `pack_levels`, but for a number that filled the last byte: int8."""
-    if bits == 4:
-        packed = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
-    return (packed.astype(np.int16) - offset(bits)).astype(np.int8)
-
-
-def pad_inputs(integers: Array, step: int) -> Array:
-    """Pad integers [in, out] with zeros to a multiple of `step` inputs."""
-    return np.pad(integers, ((0, -len(integers) % step), (0, 0)))
-
-
 def read_grouped_weight(
     layer: Layer, nodes: Mapping[str, NodeProto], tensors: Mapping[str, TensorProto]
 ) -> QuantizedWeight | None:
     """Read the weight of a layer whose groups of inputs have scales; None where it has another form. nodes, tensors: of
     the graph that it was written to, by name."""
     node, stem = nodes.get(layer.node), f"{layer.node}/weight"
-    table, cast = nodes.get(f"{stem}/scale/gather"), nodes.get(f"{stem}/int32")
+    table, cast = nodes.get(f"{stem}/scales"), nodes.get(f"{stem}/int32")
     if node is not None and node.op_type == BLOCKS:
         settings = {attribute.name: attribute.i for attribute in node.attribute}
         bits: Bits = 4 if settings["bits"] == 4 else 8
@@ -309,15 +178,7 @@ def read_grouped_weight(
             weight = replace(weight, zeros=weight.zeros - numpy_helper.to_array(tensors[scaled.input[0]]).T)
         return weight
     if node is not None and table is not None:
-        bits = 4 if f"{stem}/high" in nodes else 8
-        names = [
-            nodes[f"{stem}/{part}/gather"].input[0] for part in ("scale", "zero") if f"{stem}/{part}/gather" in nodes
-        ]
-        packed, scales, *zeros = (numpy_helper.to_array(tensors[name]) for name in (node.input[0], *names))
-        weight = unpack_weight(packed, [scales], packed.shape[-1] * 8 // bits, layer.shape[1], bits)
-        levels = [each.T.astype(np.float32) - offset(bits) for each in zeros]
-        integers = np.ascontiguousarray(weight.integers.T)
-        return replace(weight, integers=integers, zeros=levels[0] if levels else None)
+        return read_table(layer, node, table, nodes, tensors)
     if cast is None or len(tensors[cast.input[0]].dims) < 3:
         return None
     integers = numpy_helper.to_array(tensors[cast.input[0]]).astype(np.int8)
@@ -337,18 +198,6 @@ def find_scales(nodes: Mapping[str, NodeProto], stem: str) -> str:
         return str(widening.input[0])
     product = nodes.get(f"{stem}/multiply")
     return str(nodes[stem.removesuffix("/weight")].input[2] if product is None else product.input[1])
-
-
-def unpack_weight(packed: Array, parameters: Sequence[Array], step: int, rows: int, bits: Bits) -> QuantizedWeight:
-    """Undo the packing of a weight in blocks. parameters: its scales, and its zeros if it has some. step: inputs of a
-    block. rows: the number of inputs."""
-    scales = parameters[0].reshape(len(packed), -1).T.astype(np.float32)
-    zeros = None
-    if len(parameters) > 1:
-        stored = parameters[1].reshape(len(packed), -1)
-        zeros = unpack_levels(stored, bits) if stored.dtype == np.uint8 else stored - offset(bits)
-        zeros = zeros[:, : len(scales)].T.astype(np.float32)
-    return QuantizedWeight(unpack_blocks(packed, rows, bits), scales, group_size=step, zeros=zeros)
 
 
 def find_weight_names(nodes: Mapping[str, NodeProto], layer: str) -> tuple[str, str]:
