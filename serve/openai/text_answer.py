@@ -68,7 +68,8 @@ class AnswerFormat(ABC):
     def chunks(self, piece: TextPiece) -> Iterable[Json]:
         """Return the chunks of a piece: its text, and then why the choice ended, if it did."""
         if piece.text or piece.logprobs or piece.calls:
-            yield self.chunk([self.format_delta(replace(piece, finish_reason=None))])
+            shown = piece if piece.finish_reason is None else replace(piece, finish_reason=None)
+            yield self.chunk([self.format_delta(shown)])
         if piece.finish_reason is not None:
             yield self.chunk([self.format_delta(TextPiece(piece.choice, "", (), piece.finish_reason))])
 
