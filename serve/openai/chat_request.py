@@ -147,7 +147,10 @@ class ChatRequest(TextRequest):
         if self.functions:
             self.find_format(writer)
             tools = [{"type": tool.type, "function": tool.function.describe()} for tool in self.tools or ()]
-        messages = [message.flatten() for message in self.messages]
+        messages: Sequence[Mapping[str, Any]] = [message.flatten() for message in self.messages]
+        template = writer.require_chat().for_tools if tools else writer.require_chat()
+        if any("tool_calls" in message for message in messages) and not template.shown_call:
+            messages = write_calls(messages, template.text)
         return [writer.encode_chat(messages, tools)]
 
     def find_format(self, writer: TextWriter) -> ToolFormat:
@@ -216,6 +219,22 @@ class ChatRequest(TextRequest):
                 answer.end(piece.choice)
             if piece.text or piece.calls or piece.logprobs or piece.finish_reason:
                 yield piece
+
+
+def write_calls(messages: Sequence[Mapping[str, Any]], template: str) -> list[Mapping[str, Any]]:
+    """Return a chat whose calls stand in the texts of its messages, as the model wrote them, for a template that shows
+    texts alone. Raises InputError for a template of which no format of calls is known."""
+    try:
+        tools = find_tool_format(template)
+    except InputError:
+        raise InputError("the model's chat template knows no calls of tools in messages") from None
+    written: list[Mapping[str, Any]] = []
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            text = tools.write([call["function"] for call in calls])
+            message = {**message, "content": "\n".join(filter(None, (message["content"], text)))}
+        written.append({key: value for key, value in message.items() if key != "tool_calls"})
+    return written
 
 
 def hold(parameter: str, make: Callable[[], str]) -> str:

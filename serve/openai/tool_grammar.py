@@ -61,7 +61,7 @@ def make_call_grammar(
 def join_calls(tools: ToolFormat, first: str, specials: Mapping[str, int], *, is_several: bool) -> str:
     """Return the rule of calls. first: what opens the first of them. is_several: whether there may be more than one."""
     opening, closing, between = (quote(text, specials) for text in (tools.opening, tools.closing, tools.between))
-    before = f"/{tools.before}/" if tools.before else ""
+    before = r"/ ?\[/" if tools.before == "[" else quote(tools.before)
     if not is_several or tools.is_single:
         return f"{first} {before} body {closing}"
     if tools.is_repeated:
