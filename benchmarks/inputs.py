@@ -6,12 +6,20 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import defaultdict
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 DOCSTRINGS = Path(__file__).parents[1] / "examples" / "docstrings.py"
 ASIDE = 16
 """One docstring in so many is set aside, by the digest of its content, before `laconic` gets the others."""
+
+CLASSES = ("tkinter", "asyncio", "importlib", "email", "logging", "xml", "multiprocessing", "turtle")
+EACH = 150
+"""Docstrings of each class."""
 
 
 def model_folder(folder: Path) -> Path:
@@ -35,6 +43,27 @@ def texts(folder: Path, rows: int | None = None) -> tuple[Path, dict[str, list[s
     path.write_text("".join(f"{line}\n" for line in given[:: len(given) // rows if rows else 1]), encoding="utf-8")
     unseen = [text for text in map(text_of, lines) if set_aside(text)]
     return path, {"docstrings": unseen, "descriptions of datasets": descriptions()}
+
+
+def read_classes(folder: Path) -> list[tuple[str, str]]:
+    """Read EACH docstrings of each class, with the name of its class."""
+    classes: dict[str, list[str]] = defaultdict(list)
+    texts(folder)
+    for line in (folder / "docstrings.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        if row["label"] in CLASSES and len(classes[row["label"]]) < EACH:
+            classes[row["label"]].append(row["text"])
+    return [(text, label) for label, lines in classes.items() for text in lines]
+
+
+def learn_tokenizer(lines: list[str], words: int, special: tuple[str, ...] = ("<end>",)) -> Tokenizer:
+    """Learn so many tokens of bytes from texts. special: the first tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer: Any = trainers.BpeTrainer(vocab_size=words, special_tokens=list(special), show_progress=False)
+    tokenizer.train_from_iterator(lines, trainer)
+    return tokenizer
 
 
 def text_of(line: str) -> str:

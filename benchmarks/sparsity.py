@@ -19,9 +19,8 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
 from inputs import texts
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from studies import make_gpt2, make_task
 from torch import nn
 
 from laconic.cache import Cache
@@ -30,13 +29,11 @@ from laconic.data.dataset import Dataset, split
 from laconic.data.reader import make_dataset
 from laconic.hashing import hash_of
 from laconic.models.checkpoint import Checkpoint, prepare
-from laconic.models.language_model import LanguageModel
 from laconic.models.weights import fill, read_safetensors, write_weights
 from laconic.progress import Steps
 from laconic.recipes.recipe import NamedStage
 from laconic.recipes.stage import TorchContext, TorchStage
-from laconic.tasks.generation_settings import GenerationSettings
-from laconic.tasks.text_generation import TextGeneration, describe_inputs
+from laconic.tasks.text_generation import TextGeneration
 from train.data.loader_settings import LoaderSettings
 from train.finetune.evaluate import evaluate
 from train.objectives.next_token import NextToken
@@ -45,7 +42,7 @@ from train.parallel.ranks import Ranks
 from train.settings import Training
 from train.trainer import train
 
-VOCABULARY, WIDTH, LAYERS, LENGTH = 512, 96, 3, 48
+LAYERS, LENGTH = 3, 48
 HELD = 0.1
 CPU = torch.device("cpu")
 CRITERIA = ("magnitude", "wanda", "sparsegpt")
@@ -59,20 +56,8 @@ def corpus(folder: Path) -> tuple[TextGeneration, Dataset, Dataset]:
     """The task, the texts to learn from, and those held back."""
     given, _ = texts(folder)
     lines = [str(json.loads(line)["text"]) for line in given.read_text(encoding="utf-8").splitlines()]
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer: Any = trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=["<end>"], show_progress=False)
-    tokenizer.train_from_iterator(lines, trainer)
-    task = TextGeneration(
-        tokenizer,
-        describe_inputs(LENGTH, None),
-        max_tokens=LENGTH,
-        pad_id=0,
-        start_id=0,
-        generation=GenerationSettings(decoder_start_token_id=0),
-    )
-    long = [line for line in lines if len(tokenizer.encode(line).ids) > 1]
+    task = make_task(lines, LENGTH)
+    long = [line for line in lines if len(task.tokenizer.encode(line).ids) > 1]
     parts = split(make_dataset(long, task, name="docstrings"), {"learn": 1 - HELD, "held": HELD})
     return task, parts["learn"], parts["held"]
 
@@ -80,11 +65,7 @@ def corpus(folder: Path) -> tuple[TextGeneration, Dataset, Dataset]:
 def trained(task: TextGeneration, learn: Dataset, steps: int, folder: Path) -> Checkpoint:
     """The model, from the cache where it is there."""
     torch.manual_seed(0)
-    config = transformers.GPT2Config(
-        vocab_size=VOCABULARY, n_embd=WIDTH, n_layer=LAYERS, n_head=4, n_positions=LENGTH, bos_token_id=0,
-        eos_token_id=0, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
-    )  # fmt: skip
-    module: nn.Module = LanguageModel(transformers.GPT2LMHeadModel(config))
+    module: nn.Module = make_gpt2(LAYERS, LENGTH)
     start = Checkpoint.of(module, task, outputs=(), source={"kind": "benchmark"}, size=0)
     training = Training(
         steps=steps,

@@ -1,20 +1,17 @@
 """Three trainings that take a minute at most, for comparing techniques by what is learned."""
 
 import json
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import transformers
 from digits import Residual
-from inputs import model_folder, texts
+from inputs import CLASSES, learn_tokenizer, model_folder, read_classes, texts
 from sklearn.datasets import load_digits
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
 from training import eager
 
@@ -33,12 +30,9 @@ from train.finetune.head import with_labels
 from train.settings import Training
 
 HELD = 0.2
-CLASSES = ("tkinter", "asyncio", "importlib", "email", "logging", "xml", "multiprocessing", "turtle")
-EACH = 150
-"""Docstrings of each class."""
 CUT = 48
 WORDS, WIDTH, LENGTH = 512, 96, 64
-"""Of the language model: its vocabulary, the width of its layers, and the tokens of a text."""
+"""Of language models: the vocabulary, the width of their layers, and the tokens of a text."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,16 +69,31 @@ def training(steps: int, batch: int, lr: float) -> Training:
     )
 
 
+def make_task(lines: list[str], length: int) -> TextGeneration:
+    """Make the task of a language model of these texts, with WORDS tokens, for `length` of them."""
+    return TextGeneration(
+        learn_tokenizer(lines, WORDS),
+        describe_inputs(length, None),
+        max_tokens=length,
+        pad_id=0,
+        start_id=0,
+        generation=GenerationSettings(decoder_start_token_id=0),
+    )
+
+
+def make_gpt2(layers: int, length: int) -> LanguageModel:
+    """Make a small GPT-2 without dropout."""
+    config = transformers.GPT2Config(
+        vocab_size=WORDS, n_embd=WIDTH, n_layer=layers, n_head=4, n_positions=length, bos_token_id=0, eos_token_id=0,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+    )  # fmt: skip
+    return LanguageModel(transformers.GPT2LMHeadModel(config))
+
+
 def minilm(folder: Path) -> Study:
     """all-MiniLM-L6-v2 with a new head: from which package a docstring is."""
     source = model_folder(folder)
-    found: dict[str, list[str]] = defaultdict(list)
-    texts(folder)
-    for line in (folder / "docstrings.jsonl").read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        if row["label"] in CLASSES and len(found[row["label"]]) < EACH:
-            found[row["label"]].append(row["text"])
-    pairs = [(text, label) for label, every in found.items() for text in every]
+    pairs = read_classes(folder)
 
     @cache
     def opened(seed: int) -> Checkpoint:
@@ -128,28 +137,11 @@ def language(folder: Path) -> Study:
     """A GPT-2 of two layers learns docstrings."""
     given, _ = texts(folder, 1500)
     lines = [str(json.loads(line)["text"]) for line in given.read_text(encoding="utf-8").splitlines()]
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer: Any = trainers.BpeTrainer(vocab_size=WORDS, special_tokens=["<end>"], show_progress=False)
-    tokenizer.train_from_iterator(lines, trainer)
-    task = TextGeneration(
-        tokenizer,
-        describe_inputs(LENGTH, None),
-        max_tokens=LENGTH,
-        pad_id=0,
-        start_id=0,
-        generation=GenerationSettings(decoder_start_token_id=0),
-    )
+    task = make_task(lines, LENGTH)
     parts = split(make_dataset(lines, task), {"learn": 1 - HELD, "held": HELD})
-    config = transformers.GPT2Config(
-        vocab_size=WORDS, n_embd=WIDTH, n_layer=2, n_head=4, n_positions=LENGTH, bos_token_id=0, eos_token_id=0,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
-    )  # fmt: skip
 
     def start(seed: int) -> Checkpoint:
         torch.manual_seed(seed)
-        module = eager(LanguageModel(transformers.GPT2LMHeadModel(config)))
-        return Checkpoint.of(module, task, outputs=(), source={"kind": "benchmark"}, size=0)
+        return Checkpoint.of(eager(make_gpt2(2, LENGTH)), task, outputs=(), source={"kind": "benchmark"}, size=0)
 
     return Study("causal LM", start, parts["learn"], parts["held"], training(150, 16, 3e-3))

@@ -1,7 +1,6 @@
 """What the trainers learn: all-MiniLM-L6-v2 as a classifier of docstrings, and a small GPT-2 as a model of them."""
 
 import json
-from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,11 +8,9 @@ from typing import Any
 import torch
 import transformers
 from corpus import corpus
-from inputs import model_folder, texts
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from inputs import CLASSES, learn_tokenizer, model_folder, read_classes, texts
 
-CLASSES = ("tkinter", "asyncio", "importlib", "email", "logging", "xml", "multiprocessing", "turtle")
-EACH, HELD = 150, 0.2
+HELD = 0.2
 WORDS, BASE_ROWS, BASE_STEPS = 4096, 8000, 300
 """Of the language model: its vocabulary, and the texts and steps by which it learns the base that is fine-tuned."""
 
@@ -103,13 +100,7 @@ class TrainerStudy:
 def minilm(folder: Path, seeds: int) -> TrainerStudy:
     """all-MiniLM-L6-v2 with a new head of the seed: from which package a docstring is."""
     source = model_folder(folder)
-    found: dict[str, list[str]] = defaultdict(list)
-    texts(folder)
-    for line in (folder / "docstrings.jsonl").read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        if row["label"] in CLASSES and len(found[row["label"]]) < EACH:
-            found[row["label"]].append(row["text"])
-    rows = [{"text": text, "label": label} for label, every in found.items() for text in every]
+    rows = [{"text": text, "label": label} for text, label in read_classes(folder)]
     names = dict(enumerate(sorted(CLASSES)))
     for seed in range(seeds):
         path = folder / f"trainers-minilm-{seed}"
@@ -157,13 +148,12 @@ def write_parts(path: Path, rows: list[dict[str, str]], batch: int) -> tuple[Pat
 
 def write_base(path: Path, lines: list[str], length: int) -> None:
     """Train the base of the GPT-2 and its tokenizer, and write both in transformers' format."""
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    special = ["<end>", "<pad>"]
-    bpe.train_from_iterator(lines, trainers.BpeTrainer(vocab_size=WORDS, special_tokens=special, show_progress=False))
     tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=bpe, eos_token="<end>", bos_token="<end>", pad_token="<pad>", model_max_length=length
+        tokenizer_object=learn_tokenizer(lines, WORDS, ("<end>", "<pad>")),
+        eos_token="<end>",
+        bos_token="<end>",
+        pad_token="<pad>",
+        model_max_length=length,
     )
     torch.manual_seed(0)
     config = transformers.GPT2Config(
