@@ -157,14 +157,9 @@ def torch_pruning_alone(keep: float) -> Change:
             pruning_ratio=1 - keep, ignored_layers=heads, round_to=8,
         )  # fmt: skip
         pruner.step()
-        return opened_from(module, checkpoint)
+        return checkpoint.derive(module, checkpoint.task)
 
     return change
-
-
-def opened_from(module: nn.Module, checkpoint: Checkpoint) -> Checkpoint:
-    """Another module for the same task."""
-    return Checkpoint.of(module.eval(), checkpoint.task, outputs=checkpoint.outputs, source=checkpoint.source, size=0)
 
 
 def of_channels(keeps: list[float]) -> Iterator[tuple[str, Change]]:

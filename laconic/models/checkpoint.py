@@ -142,33 +142,23 @@ class Checkpoint:
         key = hash_of(source, steps, task.name, signature, assets, weights)
         return cls(module, task, task.inputs, outputs, source, history, licence, weights, key, size)
 
+    def derive(self, module: nn.Module, task: Task, *, weights: str | None = None, **changes: Any) -> "Checkpoint":
+        """Return a checkpoint of a module with the outputs, source, size, history and licence of this one, except for
+        `changes`."""
+        kept = {name: getattr(self, name) for name in ("outputs", "source", "size", "history", "licence")}
+        return Checkpoint.of(module, task, weights=weights, **kept | changes)
+
     def after(self, record: Record, module: nn.Module) -> "Checkpoint":
         """Return the checkpoint after a stage; outputs keep their names, and may have other shapes."""
         module = prepare(module)
         task = fit_cache(self.task, module)
         names = tuple(spec.name for spec in self.outputs)
-        return Checkpoint.of(
-            module,
-            task,
-            outputs=probe_module(module, task.inputs, names, task.sample_inputs),
-            source=self.source,
-            size=self.size,
-            history=(*self.history, record),
-            licence=self.licence,
-        )
+        outputs = probe_module(module, task.inputs, names, task.sample_inputs)
+        return self.derive(module, task, outputs=outputs, history=(*self.history, record))
 
     def with_task(self, task: Task) -> "Checkpoint":
         """Return the checkpoint with another task of the same outputs."""
-        return Checkpoint.of(
-            self.module,
-            task,
-            outputs=self.outputs,
-            source=self.source,
-            size=self.size,
-            history=self.history,
-            licence=self.licence,
-            weights=self.weights,
-        )
+        return self.derive(self.module, task, weights=self.weights)
 
     def save(self, folder: Path) -> None:
         """Write the folder, whole or not at all, in place of an earlier checkpoint.

@@ -138,17 +138,9 @@ def _replace_head(checkpoint: Checkpoint, names: tuple[str, ...], seed: int) -> 
     if lost:
         raise SourceError(f"the head of this model cannot be replaced alone: {', '.join(lost[:3])} would be random")
     task = checkpoint.task.with_labels(names)
-    return Checkpoint.of(
-        module,
-        task,
-        outputs=probe_module(
-            prepare(module), task.inputs, tuple(spec.name for spec in checkpoint.outputs), task.sample_inputs
-        ),
-        source=source,
-        size=checkpoint.size,
-        history=checkpoint.history,
-        licence=checkpoint.licence,
-    )
+    tensors = tuple(spec.name for spec in checkpoint.outputs)
+    outputs = probe_module(prepare(module), task.inputs, tensors, task.sample_inputs)
+    return checkpoint.derive(module, task, outputs=outputs, source=source)
 
 
 def read_own_labels(folder: Path, task: str) -> tuple[str, ...]:
