@@ -46,6 +46,21 @@ class LoopSettings:
     callbacks: Sequence[StepCallback] = ()
 
 
+@contextmanager
+def translate_batch_norm_errors() -> Iterator[None]:
+    """Raise RecipeError in place of batch normalization's error about a batch, or a micro-batch, of one row."""
+    try:
+        yield
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise RecipeError(
+            "batch normalization cannot train on one row alone. Give batches (batch_size), and micro-batches (rows), "
+            "of two or more rows, and more than one sample"
+        ) from error
+
+
+@translate_batch_norm_errors()
 def run_steps(
     state: TrainState,
     loader: BatchLoader,
@@ -237,20 +252,6 @@ def translate_memory_errors() -> Iterator[None]:
         if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
             raise OutOfMemory(f"the machine ran out of memory: {first_line(error)}") from error
         raise
-
-
-@contextmanager
-def translate_batch_norm_errors() -> Iterator[None]:
-    """Raise RecipeError in place of batch normalization's error about a batch, or a micro-batch, of one row."""
-    try:
-        yield
-    except ValueError as error:
-        if "more than 1 value per channel" not in str(error):
-            raise
-        raise RecipeError(
-            "batch normalization cannot train on one row alone. Give batches (batch_size), and micro-batches (rows), "
-            "of two or more rows, and more than one sample"
-        ) from error
 
 
 def first_line(error: BaseException) -> str:

@@ -21,7 +21,7 @@ from train.data.batch_builder import BatchBuilder
 from train.data.batch_loader import BatchLoader
 from train.data.batch_sampler import WINDOW, BatchSampler, row_lengths
 from train.data.sample_store import decoder_key
-from train.loop import LoopSettings, run_steps, translate_batch_norm_errors
+from train.loop import LoopSettings, run_steps
 from train.observers import ObserverSettings, observe
 from train.parallel.pipeline import PipelineSettings, make_pipeline
 from train.parallel.ranks import Ranks
@@ -103,39 +103,40 @@ def train(
     every, is_pruned = eval_every or sampler.steps, must_keep_zeros(checkpoint.history, components.techniques)
     with task.truncated(training.max_length), task.padded(components.padding_multiple):
         first = first_batch(objective, dataset, sampler)
-        state = start_training(
-            checkpoint.module, objective, training, ranks, steps, make_pipeline(training.mesh, ranks, first)
-        )
+        pipeline = make_pipeline(training.mesh, ranks, first)
+        state = start_training(checkpoint.module, objective, training, ranks, steps, pipeline)
         masks = [mask_weights(state)] if is_pruned else []
         evaluate(state, 0)
         with open_snapshots(folder / SNAPSHOTS) as snapshots:
             losses = resume(state, snapshots, {name: tensor.to(ranks.device) for name, tensor in first.items()})
             ended = bool(losses) and len(losses) < steps and len(losses) % every == 0 and evaluate(state, len(losses))
-            loader = make_loader(state, task, dataset, sampler, training, cache, start=len(losses))
             after = [*masks, *(make(state) for make in callbacks)]
             settings = make_loop_settings(state, training, ranks, snapshots, losses, evaluate, every, after)
             with (
-                translate_batch_norm_errors(),
-                loader,
+                make_loader(state, task, dataset, sampler, training, cache, start=len(losses)) as loader,
                 observe(state, components, ranks, folder, observers, cache, start=len(losses)) as seen,
             ):
                 if not ended:
                     run_steps(state, loader, settings, losses, [*seen, *logs])
             state.keep_averages()
             conclude(state, len(losses))
-    energy = next((observer.describe() for observer in seen if isinstance(observer, Energy) and observer.usage), "")
-    result = TrainResult(state.finish().cpu(), losses, loader.report(), energy, state.modules.adapter)
-    if result.skipped and ranks.is_first:
-        log.warning("%s", describe_skipped(result))
-    return result
+    return make_result(state, losses, loader.report(), seen, ranks)
 
 
-def describe_skipped(result: TrainResult) -> str:
-    """Describe in a sentence how many batches were skipped."""
-    return (
-        f"{result.skipped} of {len(result.losses)} batches had no loss term (all labels masked, ignored or empty), and "
-        f"were skipped"
+def make_result(
+    state: TrainState, losses: Sequence[float], waiting: str, observers: Sequence[RunLog], ranks: Ranks
+) -> TrainResult:
+    """Make the result of a run that has ended, without the techniques; warn of batches that were skipped."""
+    energy = next(
+        (observer.describe() for observer in observers if isinstance(observer, Energy) and observer.usage), ""
     )
+    result = TrainResult(state.finish().cpu(), losses, waiting, energy, state.modules.adapter)
+    if result.skipped and ranks.is_first:
+        log.warning(
+            f"{result.skipped} of {len(losses)} batches had no loss term (all labels masked, ignored or empty), and "
+            f"were skipped"
+        )
+    return result
 
 
 def start_training(
