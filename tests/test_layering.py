@@ -93,6 +93,12 @@ def parse(module):
 
 
 @cache
+def nodes_in(module):
+    """All nodes of a module's syntax tree."""
+    return list(ast.walk(parse(module)))
+
+
+@cache
 def imports(module):
     """(name, inside a function) of each import that runs."""
     found = []
@@ -143,7 +149,7 @@ def test_imports_inside_functions_are_of_optional_engines_or_in_the_commands():
 def test_no_code_of_ours_is_called_through_a_string():
     """A registry name is what a user writes; an address of our own modules stands in registry.py alone."""
     for module in set(MODULES) - {"laconic.registry"}:
-        constants = [node.value for node in ast.walk(parse(module)) if isinstance(node, ast.Constant)]
+        constants = [node.value for node in nodes_in(module) if isinstance(node, ast.Constant)]
         addresses = [text for text in constants if isinstance(text, str) and ADDRESS.match(text)]
         assert addresses == [], module
 
@@ -156,10 +162,12 @@ def sorted_or_cycle(graph):
         pytest.fail(" -> ".join(error.args[1]))
 
 
+@cache
 def edges(module):
     """The modules of ours that a module imports anywhere, also for type checking alone."""
-    nodes = ast.walk(parse(module))
-    names = {name for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom)) for name in names_in(node)}
+    names = {
+        name for node in nodes_in(module) if isinstance(node, (ast.Import, ast.ImportFrom)) for name in names_in(node)
+    }
     return {name for name in names if name in MODULES} - {module}
 
 
@@ -282,8 +290,7 @@ def test_a_server_asks_a_task_nothing_of_the_parts_that_are_not_for_it():
     served = {name for part in PARTS[:4] for name in list_members(*split_part(part))}
     others = {name for part in PARTS[4:] for name in list_members(*split_part(part))} - served
     for module in (name for name in MODULES if package(name) == "serve"):
-        nodes = ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8")))
-        asked = {node.attr for node in nodes if isinstance(node, ast.Attribute) and names_a_task(node.value)}
+        asked = {node.attr for node in nodes_in(module) if isinstance(node, ast.Attribute) and names_a_task(node.value)}
         assert asked & others == set(), module
 
 
@@ -381,6 +388,6 @@ DOCUMENTED = {"torch.cuda.memory._record_memory_history", "torch.cuda.memory._du
 
 def test_private_names_of_torch_stay_in_one_file():
     for module in set(MODULES) - {"train.planner.simulate"}:
-        used = {ast.unparse(node) for node in ast.walk(parse(module)) if isinstance(node, ast.Attribute)}
+        used = {ast.unparse(node) for node in nodes_in(module) if isinstance(node, ast.Attribute)}
         private = {name for name in used | {name for name, _ in imports(module)} if PRIVATE.fullmatch(name)}
         assert {name for name in private - DOCUMENTED if not name.startswith("torch.ops.")} == set(), module
