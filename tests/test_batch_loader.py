@@ -37,6 +37,9 @@ sizes = st.integers(1, 17)
 quick = settings(max_examples=40)
 
 
+pytestmark = pytest.mark.usefixtures("all_cores")  # torch warns of more workers than cores
+
+
 def collate(samples, labels):
     """Images, labels, and a number that says which rows these are."""
     batch = {name: torch.from_numpy(array) for name, array in IMAGES.encode(samples).items()}

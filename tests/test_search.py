@@ -13,7 +13,7 @@ import torch
 from contexts import Interrupted
 from safetensors.torch import save_file
 
-from compress.search import strategy
+from compress.search import layer_timing, strategy
 from compress.search.evaluation import OUTCOME, open_context, run_trial
 from compress.search.executor import open_executor
 from compress.search.search import search
@@ -34,7 +34,8 @@ MOST = 36_000
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """Little healing, on one thread."""
+    """Little healing, and few runs of each layer that is timed."""
+    monkeypatch.setattr(layer_timing, "RUNS", 3)
     monkeypatch.setattr(strategy, "HEALING_STEPS", (5,))
     monkeypatch.setattr(strategy, "ROUNDS", 1)
 

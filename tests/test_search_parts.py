@@ -316,7 +316,8 @@ def test_the_table_is_measured_once_and_more_work_takes_longer(tmp_path):
 
 @pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
 @pytest.mark.parametrize("precision", ["int8", "int8-weight", "float32"])
-def test_every_kind_of_layer_runs_by_itself(tmp_path, engine, precision):
+def test_every_kind_of_layer_runs_by_itself(tmp_path, monkeypatch, engine, precision):
+    monkeypatch.setattr(layer_timing, "RUNS", 1)
     table = LatencyTable(EngineOption(engine, "float32"), Cache(tmp_path), precision)
     for spec in (transformer()[0], transformer()[3], convolutions()[1], convolutions()[2]):
         assert table.seconds(spec, 1) > 0

@@ -3,6 +3,7 @@ machine, and corrected by every artifact that is built."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import geometric_mean, median
 
 from compress.search.layer_spec import LayerSpec
@@ -43,17 +44,25 @@ class LatencyTable:
         fixed = self._time_run(EMPTY_LAYER, "float32")[str(TRIAL_BATCHES[0])]
         return max(seconds - fixed, MIN_SHARE * seconds)
 
+    @cached_property
+    def _place(self) -> str:
+        """Digest of the engine and the machine, which takes 10 ms to look at."""
+        version = make_runtime(self.option.runtime).version()
+        return hash_of(self.option.name, version, this_machine().model_dump(), environment_digest())
+
+    @cached_property
+    def _timer(self) -> ReferenceTimer:
+        return ReferenceTimer(self.option, self.cache)
+
     def _time_run(self, spec: LayerSpec, precision: Precision) -> dict[str, float]:
         """Return the seconds of a graph of this layer alone, by batch size."""
-        engine, machine = make_runtime(self.option.runtime).version(), this_machine().model_dump()
-        settings = (spec.signature, TRIAL_BATCHES, precision, self.option.name, engine, machine)
 
         def measure() -> dict[str, float]:
-            timer = ReferenceTimer(self.option, self.cache)
             with open_layer(spec, self.option, precision) as (session, draw_inputs):
-                return {str(size): timer.measure(session, draw_inputs(size)) for size in TRIAL_BATCHES}
+                return {str(size): self._timer.measure(session, draw_inputs(size)) for size in TRIAL_BATCHES}
 
-        return dict(self.cache.json(f"layer-{hash_of('layer', *settings, environment_digest())}", measure))
+        key = hash_of("layer", spec.signature, TRIAL_BATCHES, precision, self._place)
+        return dict(self.cache.json(f"layer-{key}", measure))
 
     def total(self, specs: Sequence[LayerSpec]) -> dict[int, float]:
         """Return the seconds of all layers, by batch size."""

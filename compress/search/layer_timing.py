@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -63,7 +64,7 @@ class ReferenceTimer:
                 reference_times.append(time_run(reference, reference_inputs))
         return statistics.median(times) / statistics.median(reference_times) * self.reference_seconds
 
-    @property
+    @cached_property
     def reference_seconds(self) -> float:
         """Processor seconds of the reference layer when it was first timed on this machine, from the cache."""
 
