@@ -11,7 +11,14 @@ from typing import Any
 
 from export.candidates.alternatives import place_alternatives
 from export.candidates.audit import KernelAudit
-from export.candidates.candidate import EngineCandidate, choose_fastest, describe_unmet, format_candidate, prefer_int8
+from export.candidates.candidate import (
+    EngineCandidate,
+    choose_fastest,
+    describe_float_cache,
+    describe_unmet,
+    format_candidate,
+    prefer_int8,
+)
 from export.candidates.candidate_builder import SOUND_SAMPLES, CandidateBuilder
 from export.candidates.collect_evidence import PARITY_SAMPLES, collect_evidence
 from export.candidates.dynamic_baseline import compare_dynamic
@@ -127,13 +134,15 @@ class EngineBuild:
         options = self.list_options(graph)
         start = time.perf_counter()
         stages = self.list_plan_stages()
-        ladder = self.ladder or self.plan(stages, graph, evaluator, options[0])
+        ladder = self.ladder or self.plan_cache(graph, self.plan(stages, graph, evaluator, options[0]))
         candidates, seconds = self.build_candidates(graph, products, evaluator, ladder, options, start)
         chosen = choose_fastest(prefer_int8(candidates, self.recipe.goal.int8_share or 0.0))
         for name, stage in stages:
             if unmet := describe_unmet(ladder.rungs[0][0], chosen.plan):
                 self.steps.warn(f"{name}: {unmet}")
             self.record_stage(name, stage, chosen, seconds)
+        if unmet := describe_float_cache(ladder.rungs[0][0], chosen.plan):
+            self.steps.warn(unmet)
         few = self.samples.judge.take(limit_samples(PARITY_SAMPLES, products), self.recipe.seed)
         judge = partial(self.validate, few=few, evaluator=evaluator, deviation=deviation)
         with self.steps.step("validate") as step:
@@ -278,6 +287,15 @@ class EngineBuild:
         saturates = self.recipe.target == "cpu" and this_machine().int8_saturates
         return stage.plan(graph, PlanContext(**vars(context), trial=trial, history=history, int8_saturates=saturates))
 
+    def plan_cache(self, graph: Graph, ladder: PrecisionLadder) -> PrecisionLadder:
+        """Return the ladder with the cache as the recipe asks for it."""
+        if not self.recipe.int8_kv_cache:
+            return ladder
+        if is_text_decoder(graph):
+            return ladder.with_int8_kv_cache()
+        self.steps.warn("int8_kv_cache changes nothing here: it takes a language model that writes")
+        return ladder
+
     def record_stage(self, name: str, stage: PlanStage, chosen: EngineCandidate, seconds: float) -> None:
         """Append the quantization stage to the history, with its size, fidelity and duration."""
         key = self.lineage.context(name, stage).key
@@ -338,6 +356,7 @@ class EngineBuild:
             "target": self.recipe.target,
             "placement": chosen.option.runtime,
             "compute": chosen.option.compute,
+            **({"int8_kv_cache": True} if chosen.plan.int8_kv_cache else {}),
             "precision": dict(sorted(chosen.plan.precision.items())),
             "source": self.lineage.describe_source(),
             "history": [record.model_dump(mode="json") for record in self.lineage.history],

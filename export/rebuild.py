@@ -33,7 +33,7 @@ from laconic.models.source_loading import is_onnx
 from laconic.progress import Steps
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import Plan, Precision, PrecisionLadder, QuantizedWeight
-from laconic.quantization.plan_file import unpack_attention, unpack_bias_corrections, unpack_ranges, unpack_smoothing
+from laconic.quantization.plan_file import unpack_bias_corrections, unpack_flags, unpack_ranges, unpack_smoothing
 from laconic.recipes.job import Job
 from laconic.recipes.recipe import Origin, Recipe
 from laconic.recipes.splits import split_samples
@@ -155,11 +155,13 @@ def restore_plan(artifact: Artifact, calibration: Calibration, graph: Graph) -> 
     nodes = {layer.node for layer in graph.layers}
     if precision.keys() != nodes:
         raise CorruptArtifact(f"{artifact.path} names other layers than its float graph has. Compress the model again")
+    flags = unpack_flags(calibration.arrays)
     plan = Plan(
         precision,  # type: ignore[arg-type]
         unpack_ranges(calibration.arrays),
         unpack_smoothing(calibration.arrays),
-        attention=unpack_attention(calibration.arrays),
+        attention=flags["attention"],
+        int8_kv_cache=flags["int8_kv_cache"],
     )
     corrections = unpack_bias_corrections(calibration.arrays)
     model = onnx.load(artifact.model).graph

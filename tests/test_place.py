@@ -15,7 +15,7 @@ from laconic import registry
 from laconic.errors import CaptureError, UnsupportedPrecision
 from laconic.metrics import cosine
 from laconic.quantization.plan import Plan, Range, Smoothing
-from laconic.quantization.plan_file import pack_plan, unpack_attention, unpack_ranges, unpack_smoothing
+from laconic.quantization.plan_file import pack_plan, unpack_flags, unpack_ranges, unpack_smoothing
 from laconic.quantization.qparams import quantize_weight
 from laconic.runtimes.onnxruntime import OnnxRuntime
 from laconic.runtimes.runtime import Kernel, make_runtime
@@ -92,7 +92,7 @@ def test_what_calibration_found_is_packed_and_unpacked(attention):
     arrays = pack_plan(Plan({"layer": "int8"}, {"y": Range(0.0, 0.5)}, smoothing, attention=attention))
     assert unpack_ranges(arrays) == {"y": Range(0.0, 0.5)}
     assert unpack_smoothing(arrays)["x"].limits == Range(-1.0, 2.0)
-    assert unpack_attention(arrays) == attention
+    assert unpack_flags(arrays) == {"attention": attention, "int8_kv_cache": False}
 
 
 def test_a_layer_that_does_not_run_in_int8_or_has_no_range_is_named(zoo, tmp_path):

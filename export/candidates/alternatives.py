@@ -51,5 +51,6 @@ def place_alternatives(
             model=model.name,
             golden=f"golden.{runtime}.safetensors",
             verdict=verdict,
+            int8_kv_cache=best.plan.int8_kv_cache,
         )
         yield PlacedModel(placement, model, golden)

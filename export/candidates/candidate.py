@@ -145,6 +145,16 @@ def describe_unmet(asked: Plan, chosen: Plan) -> str | None:
     )
 
 
+def describe_float_cache(asked: Plan, chosen: Plan) -> str | None:
+    """Return a sentence if keys and values were to be kept in 8 bits and are not, else None."""
+    if not asked.int8_kv_cache or chosen.int8_kv_cache:
+        return None
+    return (
+        "int8_kv_cache: the cache stays in float: with keys and values in 8 bits the goal is missed on the samples to "
+        "choose by. Set a lower goal (--fidelity)"
+    )
+
+
 def mean_speedup(timings: Sequence[Timing]) -> float:
     """Compute the geometric mean of the speed-ups at several batch sizes."""
     return geometric_mean(timing.speedup for timing in timings)
@@ -153,11 +163,12 @@ def mean_speedup(timings: Sequence[Timing]) -> float:
 def format_candidate(candidate: EngineCandidate, *, chosen: bool) -> CandidateLine:
     """Format a candidate as a row of the report. chosen: whether it became the artifact."""
     counts = Counter(candidate.plan.precision.values())
+    layers = [f"{counts[each]} {PRECISIONS.get(each, each)}" for each in BITS if each in counts]
     files = candidate.model.parent.glob(f"{candidate.model.stem}.*")
     return CandidateLine(
         engine=candidate.name,
         size=format_bytes(sum(file.stat().st_size for file in files)),
-        layers=", ".join(f"{counts[each]} {PRECISIONS.get(each, each)}" for each in BITS if each in counts),
+        layers=", ".join([*layers, "INT8 KV cache"] if candidate.plan.int8_kv_cache else layers),
         mean=format_fidelity(float(candidate.fidelity.mean())),
         worst=format_fidelity(float(candidate.fidelity.min())),
         speedup=f"{candidate.speedup:.2f}",

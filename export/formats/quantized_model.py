@@ -27,8 +27,8 @@ from laconic.weight_formats.weight_format import LinearWeight
 PREFIX = "model."
 """What names in the graph have before those of transformers."""
 INTEGER_FLOOR = 0.6
-"""The least agreement with golden outputs of layers that multiply in INT8, which the module does in float: 0.89 for a
-small Llama with random weights, and at most 0.20 with one of its square weights transposed."""
+"""The least agreement with golden outputs of an artifact with products or a cache in INT8, which the module has in
+float: 0.89 for a small Llama with random weights, and at most 0.20 with one of its square weights transposed."""
 Kind = Literal["MatMul", "Gather"]
 KINDS: tuple[Kind, ...] = ("MatMul", "Gather")
 """The operators of layers whose weights are quantized in a language model."""
@@ -102,7 +102,7 @@ def check_golden(read: QuantizedModel) -> None:
     artifact, placement = read.artifact, read.artifact.manifest.placements[0]
     session = TorchSession(read.module, artifact.manifest.inputs, artifact.manifest.outputs)
     name, worst = min(artifact.measure_golden_agreement(session, placement).items(), key=lambda pair: pair[1])
-    is_float = not any(layer.has_integer_inputs for layer in read.layers.values())
+    is_float = not (placement.int8_kv_cache or any(layer.has_integer_inputs for layer in read.layers.values()))
     if not worst >= (floor := find_golden_floor(placement.verdict) if is_float else INTEGER_FLOOR):
         raise FormatRefused(
             f"{artifact.path} computes something else than transformers with its weights: agreement of {name!r} with "

@@ -12,6 +12,7 @@ from export.passes.grouped_weights import write_grouped_weight
 from export.passes.half import convert_to_half
 from export.passes.low_bit_weights import write_float8_weight, write_stored_weights
 from export.passes.rewrite import GraphRewriter
+from export.passes.rounded_cache import round_cache
 from export.passes.scaled_inputs import divide_input
 from export.placements.rules import PlacementRules
 from export.placements.split_decoder import has_decoder
@@ -62,6 +63,8 @@ def place(
     scale_inputs(rewrite, graph, plan)
     for layer in graph.layers:
         write_weight(rewrite, layer, plan, rules, smooth.get(layer.node))
+    if plan.int8_kv_cache:
+        round_cache(rewrite)
     if fused_attention:
         fuse_attention(rewrite, shapes)
     model = rewrite.finish()

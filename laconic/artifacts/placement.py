@@ -17,7 +17,7 @@ class Placement(BaseModel):
 
     runtime: the engine that Q/DQ nodes are placed for. compute: the arithmetic of the layers that are not quantized.
     precision: of weights and activations, by layer. model, golden: names of files of the artifact. verdict: of this
-    graph in this engine; None if it was not validated.
+    graph in this engine; None if it was not validated. int8_kv_cache: whether keys and values are kept in 8 bits.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -28,6 +28,7 @@ class Placement(BaseModel):
     model: str
     golden: str
     verdict: Verdict | None
+    int8_kv_cache: bool = False
 
     @field_validator("runtime")
     @classmethod
@@ -39,7 +40,8 @@ class Placement(BaseModel):
     @property
     def arithmetic(self) -> str:
         """The arithmetic that layers are computed in where their precision does not say it, for people to read."""
-        return "INT8 activations" if self.compute == "int8-dynamic" else f"{self.compute} where not quantized"
+        compute = "INT8 activations" if self.compute == "int8-dynamic" else f"{self.compute} where not quantized"
+        return f"{compute}, INT8 KV cache" if self.int8_kv_cache else compute
 
 
 def find_fastest_placement(speeds: Mapping[str, float]) -> str:

@@ -1,7 +1,8 @@
 """The result of quantization: the precision of each layer and its parameters, independent of the engine."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal, overload
 
 from laconic.arrays import Array
@@ -93,7 +94,7 @@ class Plan:
     precision: by layer (node name). ranges: of activations, by tensor. smoothing: by tensor, for the layers that read
     it in INT8, or with weights in 4 bits. weights: by layer and the precision that they are for; weights without an
     entry are rounded to nearest. attention: whether the products of attention may run in INT8 beside INT8 layers, in an
-    engine that gains by it.
+    engine that gains by it. int8_kv_cache: whether a language model keeps keys and values in 8 bits.
     """
 
     precision: Mapping[str, Precision]
@@ -101,6 +102,7 @@ class Plan:
     smoothing: Mapping[str, Smoothing] = field(default_factory=dict)
     weights: Mapping[tuple[str, Precision], QuantizedWeight] = field(default_factory=dict)
     attention: bool = True
+    int8_kv_cache: bool = False
 
 
 @dataclass(frozen=True)
@@ -123,15 +125,28 @@ class PrecisionLadder:
 
     def keep_in_float(self, nodes: Collection[str]) -> "PrecisionLadder":
         """Return the ladder with these layers in float in each plan."""
-        return replace(self, rungs=tuple(KeptRung(rung, frozenset(nodes)) for rung in self.rungs))
+        change = partial(keep_in_float, nodes=frozenset(nodes))
+        return replace(self, rungs=tuple(ChangedRung(rung, change) for rung in self.rungs))
+
+    def with_int8_kv_cache(self) -> "PrecisionLadder":
+        """Return the ladder with each rung first with keys and values in 8 bits, then as it is."""
+        change = partial(replace, int8_kv_cache=True)
+        rungs = [each for rung in self.rungs for each in (ChangedRung(rung, change), rung)]
+        return replace(self, rungs=tuple(rungs))
+
+
+def keep_in_float(plan: Plan, nodes: Collection[str]) -> Plan:
+    """Return a plan with some layers in float."""
+    return replace(plan, precision={**plan.precision, **dict.fromkeys(nodes, "float32")})
 
 
 @dataclass(frozen=True)
-class KeptRung(Sequence[Plan]):
-    """A rung with some layers in float. A plan is asked for only when it is read, which may measure sensitivities."""
+class ChangedRung(Sequence[Plan]):
+    """A rung whose plans are changed alike. A plan is asked for only when it is read, which may measure
+    sensitivities."""
 
     rung: Sequence[Plan]
-    nodes: frozenset[str]
+    change: Callable[[Plan], Plan]
 
     def __len__(self) -> int:
         return len(self.rung)
@@ -140,10 +155,7 @@ class KeptRung(Sequence[Plan]):
     def __getitem__(self, index: int) -> Plan: ...
 
     @overload
-    def __getitem__(self, index: slice) -> "KeptRung": ...
+    def __getitem__(self, index: slice) -> "ChangedRung": ...
 
-    def __getitem__(self, index: int | slice) -> "Plan | KeptRung":
-        if isinstance(index, slice):
-            return replace(self, rung=self.rung[index])
-        plan = self.rung[index]
-        return replace(plan, precision={**plan.precision, **dict.fromkeys(self.nodes, "float32")})
+    def __getitem__(self, index: int | slice) -> "Plan | ChangedRung":
+        return replace(self, rung=self.rung[index]) if isinstance(index, slice) else self.change(self.rung[index])

@@ -1,5 +1,5 @@
-"""What calibration found for a plan, as arrays by name: ranges, SmoothQuant factors and bias corrections; and whether
-attention may run in INT8. And the digest of a plan."""
+"""What calibration found for a plan, as arrays by name: ranges, SmoothQuant factors, bias corrections, flags. And the
+digest of a plan."""
 
 import numpy as np
 
@@ -7,13 +7,13 @@ from laconic.arrays import Array, Arrays
 from laconic.hashing import digest_arrays, hash_of
 from laconic.quantization.plan import Plan, Range, Smoothing
 
-ATTENTION = "attention"
-"""The array that says whether the products of attention may run in INT8: [] bool. Without it they may."""
+FLAGS = {"attention": True, "int8_kv_cache": False}
+"""The flags of a plan, [] bool, which are there where they are not as here."""
 
 
 def pack_plan(plan: Plan) -> Arrays:
-    """Return the ranges, the smoothing and the bias corrections of a plan, as arrays by name. Its weights are left out:
-    the graph that it was placed in holds them. Whether attention may run in INT8 is there where it may not."""
+    """Return the ranges, the smoothing and the bias corrections of a plan, and its flags, as arrays by name. Its
+    weights are left out: the graph that it was placed in holds them."""
     arrays: Arrays = {f"range:{name}": np.array([each.low, each.high]) for name, each in plan.ranges.items()}
     for name, each in plan.smoothing.items():
         arrays[f"factors:{name}"] = each.factors
@@ -21,14 +21,13 @@ def pack_plan(plan: Plan) -> Arrays:
     for (node, precision), weight in plan.weights.items():
         if weight.bias_correction is not None and plan.precision.get(node) == precision:
             arrays[f"bias:{node}"] = weight.bias_correction
-    if not plan.attention:
-        arrays[ATTENTION] = np.array(False)
-    return arrays
+    flags = {name: getattr(plan, name) for name in FLAGS}
+    return arrays | {name: np.array(flag) for name, flag in flags.items() if flag != FLAGS[name]}
 
 
-def unpack_attention(arrays: Arrays) -> bool:
-    """Whether the products of attention may run in INT8, by packed arrays."""
-    return bool(arrays.get(ATTENTION, True))
+def unpack_flags(arrays: Arrays) -> dict[str, bool]:
+    """Return the flags of a plan, by packed arrays."""
+    return {name: bool(arrays.get(name, default)) for name, default in FLAGS.items()}
 
 
 def unpack_ranges(arrays: Arrays) -> dict[str, Range]:
@@ -67,4 +66,5 @@ def digest_plan(plan: Plan) -> str:
         ),
         sorted((*layer, weight.group_size, digest_arrays(weight.arrays)) for layer, weight in plan.weights.items()),
         plan.attention,
+        plan.int8_kv_cache,
     )

@@ -89,7 +89,8 @@ class Recipe(Origin):
     default: all engines of the target. engine_only: the one engine to build for, in float32 where not quantized, so
     that nothing is chosen by its speed. int8_activations: whether products with weights that are stored in 4 or 8 bits
     may round their inputs to INT8 (dynamic quantization), which is faster and less exact: where the engine has that,
-    and the goal is met with it. portable: whether the artifact is placed for the other engines as well, and the fastest
+    and the goal is met with it. int8_kv_cache: whether a language model keeps keys and values in 8 bits, where the goal
+    is met with them. portable: whether the artifact is placed for the other engines as well, and the fastest
     one is found on each machine where it is opened. keep_graph: whether the artifact holds the float graph, so that
     `laconic build` needs no source.
     """
@@ -108,6 +109,7 @@ class Recipe(Origin):
     runtimes: tuple[str, ...] = ()
     engine_only: str | None = None
     int8_activations: bool = False
+    int8_kv_cache: bool = False
     portable: bool = False
     keep_graph: bool = False
     goal: Goal = Goal()

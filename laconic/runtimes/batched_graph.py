@@ -12,6 +12,7 @@ import numpy as np
 
 from laconic.errors import RuntimeFailure
 from laconic.runtimes.decoder_file import LOGITS
+from laconic.runtimes.int8_cache import keep_levels
 from laconic.runtimes.openvino import opset, ov
 from laconic.runtimes.stateful_graph import find_key, find_pasts, is_product, read_graph
 
@@ -27,8 +28,10 @@ PASSING = ("Add", "Convert", "Divide", "Multiply", "Tanh")
 
 def read_batched(path: Path) -> "tuple[ov.Model, list[ov.op.Parameter]]":
     """Read a decoder with a cache, and add the input `padding`; its logits are those of the last tokens, [batch, kept,
-    vocabulary]. Return it with the inputs that hold the cache. Raises RuntimeFailure for a graph that is no such
-    decoder, or whose attention is not found."""
+    vocabulary]. Return it with the inputs that hold the cache, in 8 bits where the graph rounds it.
+
+    Raises RuntimeFailure for a graph that is no such decoder, or whose attention is not found.
+    """
     graph = read_graph(path)
     pasts = find_pasts(graph, path)
     softmaxes = [node for node in graph.get_ordered_ops() if is_attention(node)]
@@ -41,8 +44,9 @@ def read_batched(path: Path) -> "tuple[ov.Model, list[ov.op.Parameter]]":
     for node in graph.get_ordered_ops():
         share_heads(node)
     keep_last(graph)
+    parts = keep_levels(graph, pasts)
     graph.validate_nodes_and_infer_types()
-    return graph, pasts
+    return graph, parts
 
 
 def add_padding(graph: "ov.Model", softmaxes: "Sequence[ov.Node]") -> None:

@@ -29,6 +29,11 @@ def present_name(index: int) -> str:
     return f"present.{index}"
 
 
+def rounded_name(index: int) -> str:
+    """Return the tensor of the rounded keys or values of new tokens, in a model whose cache is in 8 bits."""
+    return f"rounded.{index}"
+
+
 def read_file_inputs(model: Path) -> list[GraphInput]:
     """Read the inputs of a model file. Raises RuntimeFailure for one that does not read."""
     try:

@@ -10,12 +10,13 @@ import numpy as np
 from laconic.arrays import Array
 from laconic.errors import RuntimeFailure
 from laconic.runtimes.batched_graph import HIDING, KEPT, PADDING, read_batched
-from laconic.runtimes.decoder_file import LOGITS, encoder_of, past_name, present_name
+from laconic.runtimes.decoder_file import LOGITS, encoder_of
 from laconic.runtimes.encoder_decoder_graph import SHIFT, read_encoder_decoder
+from laconic.runtimes.int8_cache import name_present
 from laconic.runtimes.openvino import OpenVino, core, find_compute, make_properties, ov
 from laconic.runtimes.runtime import Compute
 from laconic.runtimes.source_encoder import SourceEncoder
-from laconic.runtimes.stateful_graph import IDS, POSITIONS, CacheShape, read_cache, read_vocabulary
+from laconic.runtimes.stateful_graph import IDS, POSITIONS, read_cache_shape, read_vocabulary
 from laconic.tasks.decoder_tensors import DECODER_INPUT_IDS
 
 PROBED, SHIFTED = 24, 9
@@ -30,6 +31,21 @@ NO_SOURCE: Mapping[str, Array] = {}
 """What a decoder without an encoder reads beside tokens."""
 
 
+@dataclass(frozen=True)
+class CachePart:
+    """A part of a cache: an input of the graph. heads, size: of a token; type: of its numbers."""
+
+    name: str
+    heads: int
+    size: int
+    type: np.dtype[np.generic]
+
+    @classmethod
+    def read(cls, past: "ov.op.Parameter") -> "CachePart":
+        """Read a part off the input that holds it."""
+        return cls(past.get_friendly_name(), *read_cache_shape(past), np.dtype(past.get_element_type().to_dtype()))
+
+
 class DecoderRequests:
     """Two requests of a compiled decoder, in turns: what one wrote is what the other reads, without a copy.
 
@@ -37,11 +53,11 @@ class DecoderRequests:
     which is another with each token, took three times the memory (SmolLM2-135M, 8 rows of 450 tokens, 2026.4).
     """
 
-    def __init__(self, compiled: "ov.CompiledModel", cache: CacheShape) -> None:
+    def __init__(self, compiled: "ov.CompiledModel", cache: Sequence[CachePart]) -> None:
         self.cache = cache
         self._requests = [compiled.create_infer_request() for _ in range(2)]
-        self._buffers = [[np.empty(0, np.float32) for _ in cache.layers] for _ in range(2)]
-        self._presents = [compiled.output(present_name(index)) for index in range(len(cache.layers))]
+        self._buffers = [[make_array(0, part.type) for part in cache] for _ in range(2)]
+        self._presents = [compiled.output(name_present(part.name)) for part in cache]
         self._logits = compiled.output(LOGITS)
         self._read = {name for each in compiled.inputs for name in each.get_names()}
 
@@ -69,7 +85,7 @@ class DecoderRequests:
         for output, present in zip(self._presents, presents, strict=True):
             request.set_tensor(output, ov.Tensor(present, shared_memory=True))
         inputs = {IDS: ids, DECODER_INPUT_IDS: ids, PADDING: padding, KEPT: np.array([-kept]), **places, **source}
-        inputs |= {past_name(index): array for index, array in enumerate(past)}
+        inputs |= {part.name: array for part, array in zip(self.cache, past, strict=True)}
         request.infer({name: array for name, array in inputs.items() if name in self._read}, share_inputs=True)
         return request.get_tensor(self._logits).data, presents
 
@@ -78,7 +94,7 @@ class DecoderRequests:
         padded to the longest row; rows of the last call's result may be among them."""
         self._buffers.reverse()
         width = max((length for _, _, length in rows), default=0)
-        arranged = [self._place(index, len(rows), width) for index in range(len(self.cache.layers))]
+        arranged = [self._place(index, len(rows), width) for index in range(len(self.cache))]
         for place, (past, source, length) in enumerate(rows):
             for target, array in zip(arranged, past, strict=True):
                 target[place, :, : width - length] = 0
@@ -87,21 +103,21 @@ class DecoderRequests:
 
     def _place(self, index: int, rows: int, width: int) -> Array:
         """Return where a part of the cache is to be written: in memory that is neither too small nor far too large."""
-        heads, size = self.cache.layers[index]
-        token = rows * heads * size
+        part = self.cache[index]
+        token = rows * part.heads * part.size
         buffer = self._buffers[0][index]
         if not width * token <= buffer.size <= WASTE * (width + HEADROOM) * token:
-            buffer = self._buffers[0][index] = make_array((width + HEADROOM) * token)
-        return buffer[: width * token].reshape(rows, heads, width, size)
+            buffer = self._buffers[0][index] = make_array((width + HEADROOM) * token, part.type)
+        return buffer[: width * token].reshape(rows, part.heads, width, part.size)
 
     def make_past(self, rows: int, width: int) -> list[Array]:
         """Make a past of padding."""
-        return [np.zeros((rows, heads, width, size), np.float32) for heads, size in self.cache.layers]
+        return [np.zeros((rows, part.heads, width, part.size), part.type) for part in self.cache]
 
 
-def make_array(numbers: int) -> Array:
+def make_array(numbers: int, kind: np.dtype[np.generic]) -> Array:
     """Make an array in memory of its own, which goes back to the system with it."""
-    return np.frombuffer(mmap(-1, 4 * max(1, numbers)), np.float32)[:numbers]
+    return np.frombuffer(mmap(-1, kind.itemsize * max(1, numbers)), kind)[:numbers]
 
 
 @dataclass(frozen=True)
@@ -115,9 +131,10 @@ class OpenDecoder:
     encoder: SourceEncoder | None = None
 
     @property
-    def numbers(self) -> int:
-        """The numbers that a token takes in the cache, or one of a source where that takes more."""
-        return max(self.rows.cache.numbers, 0 if self.encoder is None else self.encoder.numbers)
+    def token_bytes(self) -> int:
+        """The bytes that a token takes in the cache, or one of a source, in FP32, where that takes more."""
+        kept = sum(part.heads * part.size * part.type.itemsize for part in self.rows.cache)
+        return max(kept, 0 if self.encoder is None else 4 * self.encoder.numbers)
 
 
 def open_decoder(model: Path, context: int, threads: int, compute: Compute) -> OpenDecoder:
@@ -146,7 +163,7 @@ def compile_decoder(
     encoder: SourceEncoder | None = None,
 ) -> OpenDecoder:
     """Compile a decoder, and prove that rows of different lengths can be batched. Raises RuntimeFailure."""
-    cache, vocabulary = read_cache(pasts), read_vocabulary(graph, model)
+    cache, vocabulary = [CachePart.read(past) for past in pasts], read_vocabulary(graph, model)
     properties = make_properties(threads, find_compute(compute)) | {"NUM_STREAMS": "1"}
     try:
         compiled = core().compile_model(graph, "CPU", properties)

@@ -72,17 +72,17 @@ class OpenVinoDecoder(Generator):
         if beside is None:
             self._opening = self._begin_opening()
             decoder = self._opening.result()
-            shape, numbers, self.vocabulary = decoder.rows.cache, decoder.numbers, decoder.vocabulary
+            token_bytes, self.vocabulary = decoder.token_bytes, decoder.vocabulary
             self._encoder = decoder.encoder
             self.source_tokens = 0 if decoder.encoder is None else decoder.encoder.tokens
         else:
-            shape, numbers, self.vocabulary = beside.cache, beside.cache.numbers, beside.vocabulary
-        blocks = cache_bytes // (COPIES * BLOCK_TOKENS * numbers * 4)
+            token_bytes, self.vocabulary = beside.cache.count_bytes(4), beside.vocabulary
+        blocks = cache_bytes // (COPIES * BLOCK_TOKENS * token_bytes)
         if not blocks and beside is None:
             raise RuntimeFailure(f"the cache of {cache_bytes} bytes holds no block of {BLOCK_TOKENS} tokens of {model}")
         self._capacity = BlockLedger(blocks, BLOCK_TOKENS)
         self.ledger = self._capacity if beside is None else beside.ledger
-        self._prefixes = PrefixCache(shape, BLOCK_TOKENS)
+        self._prefixes = PrefixCache(BLOCK_TOKENS)
         self._grammars = None if tokenizer is None else GrammarTokens(tokenizer, self.vocabulary)
         self._prompts: deque[PromptReading] = deque()
         self._rows: list[DecoderRow] = []

@@ -28,8 +28,17 @@ import openvino_genai  # isort: skip
 BLOCK_TOKENS = 32
 """Tokens of a block of the cache, on the CPU (2026.4)."""
 KEPT = {"float32": 4, "bfloat16": 2, "int8-dynamic": 4}
-"""Bytes of a number in the cache, by the arithmetic. FP32 with another cache is refused by the engine, and BF16 with a
-cache in FP32 too (2026.4); INT8 is its own default, and less exact."""
+"""Bytes of a number in a cache in float, by the arithmetic. BF16 with a cache in FP32 is refused by the engine, and
+FP32 with one in BF16 too (2026.4)."""
+INT8_CACHE = {
+    "KV_CACHE_PRECISION": "u8",
+    "KEY_CACHE_QUANT_MODE": "BY_TOKEN",
+    "VALUE_CACHE_QUANT_MODE": "BY_TOKEN",
+    "KEY_CACHE_GROUP_SIZE": "0",
+    "VALUE_CACHE_GROUP_SIZE": "0",
+}
+"""The engine's settings for a cache as graphs with one in 8 bits round it. By default keys have a scale for each
+channel of a block, and are rounded anew as it fills."""
 NO_STOP = 1 << 40
 """A token that no model has, for requests that end by their length alone: the engine asks for an end token."""
 COLDEST = 1e-3
@@ -73,7 +82,7 @@ class OpenVinoGenAi(Generator):
         all requests. Raises RuntimeFailure where the graph or the engine refuses."""
         compute = find_compute(compute)
         stateful = make_stateful(model, context)
-        blocks = cache_bytes // (BLOCK_TOKENS * stateful.cache.numbers * KEPT[compute])
+        blocks = cache_bytes // (BLOCK_TOKENS * stateful.cache.count_bytes(KEPT[compute]))
         if not blocks:
             raise RuntimeFailure(f"the cache of {cache_bytes} bytes holds no block of {BLOCK_TOKENS} tokens of {model}")
         self.ledger = BlockLedger(blocks, BLOCK_TOKENS)
@@ -81,7 +90,8 @@ class OpenVinoGenAi(Generator):
         self.cache: CacheShape = stateful.cache
         self._choices: dict[tuple[int, int], EngineChoice] = {}
         self._next = 0
-        properties = make_properties(threads, compute) | {"KV_CACHE_PRECISION": HINTS[compute]}
+        cache = INT8_CACHE if stateful.cache.is_rounded else {"KV_CACHE_PRECISION": HINTS[compute]}
+        properties = make_properties(threads, compute) | cache
         self._pipeline = open_pipeline(stateful, model, blocks, properties, has_prefix_cache)
 
     def add(self, request: GenerationRequest) -> None:

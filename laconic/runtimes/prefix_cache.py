@@ -7,20 +7,18 @@ from hashlib import blake2b
 import numpy as np
 
 from laconic.arrays import Array
-from laconic.runtimes.stateful_graph import CacheShape
 
 
 class PrefixCache:
     """Blocks of keys and values, each found by the digest of all tokens up to its end. Of a text that begins as another
     did, the blocks that both share need not be computed again.
 
-    shape: of the cache of one token. block_tokens: tokens of a block.
+    block_tokens: tokens of a block.
     """
 
-    def __init__(self, shape: CacheShape, block_tokens: int) -> None:
-        self._shape = shape
+    def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
-        self._blocks: OrderedDict[bytes, Array] = OrderedDict()  # least recently used first
+        self._blocks: OrderedDict[bytes, list[Array]] = OrderedDict()  # least recently used first
 
     def __len__(self) -> int:
         """Return the number of blocks."""
@@ -37,13 +35,8 @@ class PrefixCache:
         if not keys:
             return 0, []
         self._touch(keys)
-        past, start = [], 0
-        for heads, width in self._shape.layers:
-            stop = start + heads * self._block_tokens * width
-            parts = [self._blocks[key][start:stop].reshape(1, heads, -1, width) for key in keys]
-            past.append(np.concatenate(parts, axis=2))
-            start = stop
-        return len(keys) * self._block_tokens, past
+        parts = zip(*(self._blocks[key] for key in keys), strict=True)
+        return len(keys) * self._block_tokens, [np.concatenate(blocks, axis=1)[None] for blocks in parts]
 
     def keep(self, tokens: Sequence[int], past: Sequence[Array], place: int, most: int) -> None:
         """Keep a text. past: the keys and values of a batch, [rows, heads, tokens, width] each, in which those of the
@@ -53,8 +46,7 @@ class PrefixCache:
             if key not in self._blocks:
                 start = number * self._block_tokens - len(tokens)
                 stop = start + self._block_tokens
-                parts = (array[place, :, start : stop or None].reshape(-1) for array in past)
-                self._blocks[key] = np.concatenate(list(parts))
+                self._blocks[key] = [array[place, :, start : stop or None].copy() for array in past]
         self._touch(keys)
         self.trim(most)
 

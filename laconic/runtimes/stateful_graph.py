@@ -14,6 +14,7 @@ import numpy as np
 from laconic.arrays import Array
 from laconic.errors import RuntimeFailure
 from laconic.runtimes.decoder_file import LOGITS, past_name, present_name
+from laconic.runtimes.int8_cache import SCALES, skip_rounding
 from laconic.runtimes.openvino import MakeStateful, Manager, core, opset, ov
 
 IDS, POSITIONS = "input_ids", "position_ids"
@@ -29,14 +30,15 @@ class PagingRefused(RuntimeFailure):
 
 @dataclass(frozen=True)
 class CacheShape:
-    """The cache of one token. layers: keys and values count as one each; of each: heads and the width of a head."""
+    """The cache of one token. layers: keys and values count as one each; of each: heads and the width of a head.
+    is_rounded: whether it is in 8 bits."""
 
     layers: tuple[tuple[int, int], ...]
+    is_rounded: bool
 
-    @property
-    def numbers(self) -> int:
-        """The numbers in it."""
-        return sum(heads * width for heads, width in self.layers)
+    def count_bytes(self, kept: int) -> int:
+        """Count its bytes. kept: those of a number in float."""
+        return sum(heads * (width + SCALES if self.is_rounded else width * kept) for heads, width in self.layers)
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ def make_stateful(path: Path, context: int) -> StatefulModel:
     """
     graph = read_graph(path)
     pasts = find_pasts(graph, path)
+    is_rounded = skip_rounding(graph)
     attentions = [found for node in graph.get_ordered_ops() if (found := match_attention(node)) is not None]
     if len(attentions) * 2 != len(pasts):
         raise PagingRefused(
@@ -78,7 +81,8 @@ def make_stateful(path: Path, context: int) -> StatefulModel:
     for attention in attentions:
         fuse(attention)
     add_state(graph, pasts)
-    return StatefulModel(graph, read_cache(pasts), read_vocabulary(graph, path))
+    cache = CacheShape(tuple(map(read_cache_shape, pasts)), is_rounded)
+    return StatefulModel(graph, cache, read_vocabulary(graph, path))
 
 
 def read_graph(path: Path) -> "ov.Model":
@@ -205,11 +209,6 @@ def compute_masks(
         return [request.get_output_tensor(index).data.copy() for index in range(len(masks))]
     except Exception as error:
         raise RuntimeFailure(f"OpenVINO cannot compute the masks of the attention of {path.name}") from error
-
-
-def read_cache(pasts: "Sequence[ov.op.Parameter]") -> CacheShape:
-    """Read the shape of the cache off the inputs that hold it."""
-    return CacheShape(tuple(map(read_cache_shape, pasts)))
 
 
 def read_cache_shape(past: "ov.op.Parameter") -> tuple[int, int]:

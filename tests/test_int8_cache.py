@@ -1,0 +1,128 @@
+"""A cache in 8 bits: the graph rounds what is added to it, and both engines that write keep and read those levels."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from language_models import save
+from numpy.typing import NDArray
+from test_generator import draw_prompts
+
+from export.placements.openvino_cpu import RULES
+from export.placements.place import place
+from export.placements.split_decoder import split_decoder
+from export.sources import capture_graph
+from laconic.arrays import softmax
+from laconic.cache import Cache
+from laconic.models.source import CheckpointSource
+from laconic.models.source_loading import load_source
+from laconic.quantization.plan import Plan, PrecisionLadder
+from laconic.runtimes.decoder_session import DecoderSession
+from laconic.runtimes.generator import GenerationRequest, Sampling
+from laconic.runtimes.runtime import make_runtime
+
+pytest.importorskip("openvino_genai")
+from laconic.runtimes.openvino_decoder import COPIES, OpenVinoDecoder
+from laconic.runtimes.openvino_genai import BLOCK_TOKENS, OpenVinoGenAi
+
+VOCABULARY, SPACE = 40, 128
+HEADS, WIDTH, PARTS = 2, 8, 4
+"""The cache of the small Llama: heads, the width of a head, keys and values of two layers."""
+INT8, FLOAT = PARTS * HEADS * (WIDTH + 8), PARTS * HEADS * WIDTH * 4
+"""Bytes of a token."""
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A decoder's file, and a session of it."""
+
+    path: Path
+    session: DecoderSession
+
+    def read(self, ids: NDArray[np.int64], pieces: tuple[int, ...]) -> Mapping[str, NDArray[np.float32]]:
+        """Read a text in pieces: logits of all tokens, and the cache."""
+        past, logits, start = self.session.make_empty(1), [], 0
+        for piece in pieces:
+            places = np.arange(start, start + piece)[None]
+            outputs = self.session.decode(ids[:, start : start + piece], places, past)
+            past = {name.replace("present", "past"): array for name, array in outputs.items() if "present" in name}
+            logits.append(outputs["logits"])
+            start += piece
+        return {"logits": np.concatenate(logits, axis=1), **past}
+
+
+@pytest.fixture(scope="module")
+def decoders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[bool, Decoder]:
+    """A decoder with a cache in 8 bits, and in float."""
+    folder = tmp_path_factory.mktemp("llama")
+    graph = capture_graph(
+        CheckpointSource.of(load_source(save(folder / "source", "llama"), task="text-generation")),
+        Cache(folder / "cache"),
+    )
+    made = {}
+    for is_rounded in (True, False):
+        path = folder / f"{is_rounded}.onnx"
+        plan = Plan({layer.node: "float32" for layer in graph.layers}, int8_kv_cache=is_rounded)
+        place(graph, plan, RULES["float32"], path)
+        split_decoder(path)
+        made[is_rounded] = Decoder(path, DecoderSession(make_runtime("openvino").open(path), path))
+    return made
+
+
+def round_heads(numbers: NDArray[np.float32]) -> NDArray[np.float32]:
+    low, high = numbers.min(-1, keepdims=True), numbers.max(-1, keepdims=True)
+    scale = (high - low) / 255
+    return np.asarray(np.round((numbers - low) / scale) * scale + low, np.float32)
+
+
+def test_keys_and_values_are_rounded_as_they_are_added_and_read_rounded(decoders: Mapping[bool, Decoder]) -> None:
+    ids = np.array([draw_prompts(VOCABULARY, (50,))[0]])
+    rounded, floats = (decoders[each].read(ids, (50,)) for each in (True, False))
+    for name in ("past.0", "past.1"):  # the first layer reads nothing that was rounded
+        assert rounded[name] == pytest.approx(round_heads(floats[name]), abs=1e-5)
+    assert rounded["past.0"] != pytest.approx(floats["past.0"], abs=1e-3)
+    difference = float(np.abs(rounded["logits"] - floats["logits"]).max())
+    assert 1e-3 < difference < 0.1 * np.abs(floats["logits"]).max()
+    for pieces in ((1,) * 50, (20, 1, 29)):
+        assert decoders[True].read(ids, pieces)["logits"] == pytest.approx(rounded["logits"], abs=difference / 100)
+
+
+def test_engines_keep_levels_and_write_what_the_session_scores(decoders: Mapping[bool, Decoder]) -> None:
+    """Alone and in a batch, behind prompts of more than a block: log-probabilities are those of the session, which are
+    not those with a cache in float."""
+    prompts = draw_prompts(VOCABULARY, (70, 5, 33))
+    for kind in (OpenVinoGenAi, OpenVinoDecoder):
+        with kind(decoders[True].path, context=SPACE, cache_bytes=1 << 20) as generator:
+            copies = COPIES if kind is OpenVinoDecoder else 1
+            assert generator.ledger.total == (1 << 20) // (copies * BLOCK_TOKENS * INT8)
+            for number, prompt in enumerate(prompts):
+                generator.add(GenerationRequest(number, prompt, Sampling(40, logprobs=True)))
+            events = []
+            while not generator.is_idle:
+                events += generator.step()
+        for number, prompt in enumerate(prompts):
+            written = [token for event in events if event.request_id == number for token in event.token_ids]
+            logprobs = [each for event in events if event.request_id == number for each in event.logprobs]
+            ids = np.array([[*prompt, *written]])
+            scored, unrounded = (
+                np.log(softmax(decoders[each].read(ids, (ids.shape[1],))["logits"]))[0, len(prompt) - 1 : -1]
+                for each in (True, False)
+            )
+            chosen = np.arange(len(written)), written
+            error = np.abs(scored[chosen] - logprobs).max()
+            assert error < 1e-5 < 0.1 * np.abs(unrounded[chosen] - logprobs).max()
+
+
+def test_a_ladder_tries_each_rung_with_a_cache_in_8_bits_first() -> None:
+    low, high = Plan({"layer": "int4-weight"}), Plan({"layer": "int8-weight"})
+    ladder = PrecisionLadder(((low, high), (high,))).with_int8_kv_cache()
+    tried = [[(plan.precision["layer"], plan.int8_kv_cache) for plan in rung] for rung in ladder.rungs]
+    assert tried == [
+        [("int4-weight", True), ("int8-weight", True)],
+        [("int4-weight", False), ("int8-weight", False)],
+        [("int8-weight", True)],
+        [("int8-weight", False)],
+    ]
+    assert [plan.int8_kv_cache for plan in ladder.keep_in_float(["layer"]).rungs[0][:1]] == [True]
