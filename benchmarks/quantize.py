@@ -75,7 +75,7 @@ def rows(
         with tempfile.TemporaryDirectory() as folder:
             context = PlanContext(
                 task=source.task, key=name, seed=0, folder=Path(folder), cache=cache, steps=Steps(), train=seen,
-                calibrate=seen, choose=seen, trial=lambda plan: np.ones(1),
+                calibrate=seen, choose=seen, trial=lambda plan: np.zeros(1),
             )  # fmt: skip
             plan = NamedStage(name=stage, config=settings).make_stage().plan(graph, context).rungs[0][0]  # type: ignore[attr-defined]
             cells = []

@@ -57,7 +57,7 @@ def main() -> None:
             original = {each.fingerprint: predict(session, source.task, each) for each in sets.values()}
         context = PlanContext(
             task=source.task, key="", seed=recipe.seed, folder=folder, cache=kept, steps=Steps(), train=samples.train,
-            calibrate=samples.calibrate, choose=samples.choose, trial=lambda plan: np.ones(1),
+            calibrate=samples.calibrate, choose=samples.choose, trial=lambda plan: np.zeros(1),
         )  # fmt: skip
         plan = Static(mixed_precision=False).plan(graph, context).rungs[0][0]
 
@@ -69,7 +69,7 @@ def main() -> None:
             if whole:
 
                 def trial(plan: Plan) -> Array:
-                    return evaluator.try_plan(plan, SENSITIVITY_OPTION, sets[count]).fidelity
+                    return 1 - evaluator.try_plan(plan, SENSITIVITY_OPTION, sets[count]).fidelity
 
             start = time.process_time()
             return measure_sensitivity(graph, plan, replace(context, trial=trial)), time.process_time() - start

@@ -86,13 +86,15 @@ def test_attention_is_in_int8_where_the_plan_lets_it_and_the_engine_gains(zoo, t
     assert write("onnxruntime", attention=True) == write("onnxruntime", attention=False)
 
 
-@pytest.mark.parametrize("attention", [True, False])
-def test_what_calibration_found_is_packed_and_unpacked(attention):
+@pytest.mark.parametrize(
+    "flags", [{"attention": True, "int8_kv_cache": False}, {"attention": False, "int8_kv_cache": True}]
+)
+def test_what_calibration_found_is_packed_and_unpacked(flags):
     smoothing = {"x": Smoothing(np.ones(4, np.float32), Range(-1.0, 2.0))}
-    arrays = pack_plan(Plan({"layer": "int8"}, {"y": Range(0.0, 0.5)}, smoothing, attention=attention))
+    arrays = pack_plan(Plan({"layer": "int8"}, {"y": Range(0.0, 0.5)}, smoothing, **flags))
     assert unpack_ranges(arrays) == {"y": Range(0.0, 0.5)}
     assert unpack_smoothing(arrays)["x"].limits == Range(-1.0, 2.0)
-    assert unpack_flags(arrays) == {"attention": attention, "int8_kv_cache": False}
+    assert unpack_flags(arrays) == flags
 
 
 def test_a_layer_that_does_not_run_in_int8_or_has_no_range_is_named(zoo, tmp_path):

@@ -5,16 +5,15 @@ import pytest
 
 from laconic.arrays import Array
 from laconic.runtimes.prefix_cache import PrefixCache
-from laconic.runtimes.stateful_graph import CacheShape
 
-SHAPE = CacheShape(((2, 3), (1, 5)))
+SHAPE = ((2, 3), (1, 5))
 BLOCK = 4
 
 
 def make_past(tokens: list[int], rows: int = 1, padding: int = 0) -> list[Array]:
     """A past that says which token each number is of; the last row is that of the text."""
     past = []
-    for heads, width in SHAPE.layers:
+    for heads, width in SHAPE:
         numbers = np.array([0] * padding + tokens, np.float32)[None, None, :, None]
         past.append(np.arange(rows)[:, None, None, None] * numbers + np.zeros((rows, heads, 1, width), np.float32))
     return past
@@ -22,7 +21,7 @@ def make_past(tokens: list[int], rows: int = 1, padding: int = 0) -> list[Array]
 
 @pytest.fixture
 def cache() -> PrefixCache:
-    return PrefixCache(SHAPE, BLOCK)
+    return PrefixCache(BLOCK)
 
 
 def keep(cache: PrefixCache, tokens: list[int], most: int = 100) -> None:

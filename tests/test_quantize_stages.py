@@ -76,7 +76,7 @@ def common(made, folder):
     }
 
 
-def planning(made, folder, trial=lambda plan: np.ones(3), history=()):
+def planning(made, folder, trial=lambda plan: np.zeros(3), history=()):
     return PlanContext(**common(made, folder), trial=trial, history=history)
 
 
@@ -203,7 +203,7 @@ def test_where_sums_may_saturate_the_more_faithful_range_is_taken(made, tmp_path
     layers = [layer for layer in made[1].layers if layer.kind != "Gather"]
 
     def prefer(*, reduced):
-        return lambda plan: np.full(3, 1.0 if (largest_pair(plan, layers) <= 128) == reduced else 0.5)
+        return lambda plan: np.full(3, 0.0 if (largest_pair(plan, layers) <= 128) == reduced else 0.5)
 
     for reduced in (True, False):
         plan = lowest_of(static, made, tmp_path, trial=prefer(reduced=reduced), int8_saturates=True)

@@ -108,7 +108,7 @@ def make(sensitivity, lowest=LOWEST, *, measure=False, nodes=PRODUCT):
     def trial(plan):
         (node,) = (node for node, precision in plan.precision.items() if precision != "float32")
         measured.append(node)
-        return np.array([1 - sensitivity[node]])
+        return np.array([sensitivity[node]])
 
     context = SimpleNamespace(steps=Steps(quiet=True), trial=trial)
     graph = SimpleNamespace(layers=LAYERS, path=BytesIO(make_model(nodes).SerializeToString()))

@@ -7,6 +7,7 @@ import shutil
 
 import models
 import numpy as np
+import onnx
 import pytest
 import torch
 import transformers
@@ -23,6 +24,7 @@ from export.validation.drift import compare_outputs
 from laconic.arrays import Arrays
 from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.gain import list_gains
+from laconic.artifacts.inspection import summarize
 from laconic.artifacts.manifest import MODEL
 from laconic.artifacts.record import Record
 from laconic.cache import Cache
@@ -35,6 +37,7 @@ from laconic.models.source_loading import load_source
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
 from laconic.recipes.splits import check_labels
+from laconic.runtimes.decoder_file import rounded_name
 from laconic.runtimes.model_session import open_model
 from laconic.runtimes.runtime import make_runtime
 from laconic.tasks.chat_template import ChatTemplate, MarkedText, mark_completion
@@ -312,6 +315,7 @@ def artifacts(tmp_path_factory):
             "goal": {"fidelity": 0.5} | OUT_OF_REACH,
             "engine_only": "openvino",
             "int8_activations": bits == 4,
+            "int8_kv_cache": bits == 4,
         }
         destination = folder / f"llama{bits}.laconic"
         result = compress(Recipe.parse(recipe), destination, steps=QUIET, cache=Cache(folder / "cache"))
@@ -354,6 +358,17 @@ def test_inputs_are_rounded_to_int8_where_that_is_asked_for_and_the_processor_ca
     assert {each.planned for each in linear} == {expected}
     assert {each.runs for each in linear if each.kernel} == {expected}
     assert {each.planned for each in made[4].measured.products if each not in linear} <= {"float32"}
+
+
+def test_keys_and_values_are_kept_in_8_bits_where_that_is_asked_for(artifacts):
+    made, _ = artifacts
+    assert {bits: each.manifest.int8_kv_cache for bits, each in made.items()} == {8: False, 4: True}
+    names = {
+        bits: {name for node in onnx.load(each.model).graph.node for name in node.output} for bits, each in made.items()
+    }
+    assert {bits: rounded_name(0) in each for bits, each in names.items()} == {8: False, 4: True}
+    assert summarize(made[4])["int8_kv_cache"]
+    assert made[4].manifest.placements[0].arithmetic.endswith(", INT8 KV cache")
 
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])

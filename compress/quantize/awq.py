@@ -17,7 +17,7 @@ from compress.quantize.plan_rounding import Group, RoundingConfig, round_plan
 from compress.quantize.rounding import output_errors
 from compress.quantize.sensitivity import make_ladder
 from compress.quantize.tied_weights import find_tied_heads
-from compress.quantize.weight_only import find_precisions
+from compress.quantize.weight_only import find_precisions, round_in_8_bits
 from laconic.arrays import Array, Arrays
 from laconic.data.dataset import Dataset
 from laconic.hashing import environment_digest, hash_of
@@ -59,6 +59,7 @@ class Awq(PlanStage):
         plan = round_plan(graph, plan, config, datasets, context)
         if not self.mixed_precision:
             return PrecisionLadder.of(plan)
+        plan = round_in_8_bits(graph, plan, self.group_size, context)
         return make_ladder(graph, plan, context, measure=self.measure_sensitivity)
 
 

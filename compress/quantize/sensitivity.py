@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import overload
 
+from compress.quantize.tied_weights import find_tied_heads
 from export.placements.place import has_attention
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import Plan, Precision, PrecisionLadder
@@ -12,7 +13,7 @@ from laconic.recipes.stage import PlanContext
 
 
 def measure_sensitivity(graph: Graph, lowest: Plan, context: PlanContext) -> dict[str, float]:
-    """Return the sensitivity of each layer: the mean infidelity when it alone is quantized, by node.
+    """Return the sensitivity of each layer: the mean divergence when it alone is quantized, by node.
 
     lowest: each layer's lowest precision. The cost is one trial per layer.
     """
@@ -22,7 +23,7 @@ def measure_sensitivity(graph: Graph, lowest: Plan, context: PlanContext) -> dic
     with context.steps.step("measure each layer's sensitivity", len(candidates)) as step:
         for layer in candidates:
             alone = replace(lowest, precision=floats | {layer.node: lowest.precision[layer.node]})
-            sensitivity[layer.node] = float(1 - context.trial(alone).mean())
+            sensitivity[layer.node] = float(context.trial(alone).mean())
             step.advance()
         if sensitivity:
             worst = max(candidates, key=lambda layer: sensitivity[layer.node])
@@ -63,6 +64,13 @@ class LayerOrder:
         layers = (layer for layer in self.graph.layers if layer.kind == "Gather")
         return [layer.node for layer in layers if self.lowest.precision[layer.node] != "float32"]
 
+    @cached_property
+    def tied(self) -> dict[str, str]:
+        """The embeddings in 4 bits by their heads, with which they are raised: the weight is stored once."""
+        if "int4-weight" not in {self.lowest.precision[node] for node in self.tables}:
+            return {}
+        return {head: table.node for head, table in find_tied_heads(self.graph).items()}
+
 
 class Rung(Sequence[Plan]):
     """Plans that raise the layers to a precision one after the other, the most sensitive first."""
@@ -83,7 +91,8 @@ class Rung(Sequence[Plan]):
         count = range(len(self))[index]
         # The first and the last plan are the same in every order.
         raised = self._order.members if count in (0, len(self) - 1) else self._order.nodes
-        changed: Mapping[str, Precision] = dict.fromkeys(raised[:count], self._precision)
+        nodes = [*raised[:count], *(self._order.tied[node] for node in raised[:count] if node in self._order.tied)]
+        changed: Mapping[str, Precision] = dict.fromkeys(nodes, self._precision)
         return replace(self._lowest, precision={**self._lowest.precision, **changed})
 
 

@@ -88,15 +88,15 @@ class Static(PlanStage):
         if len(plans) == 1:
             return plans[0]
         with context.steps.step("choose the range of the weights", len(plans)) as step:
-            fidelities = []
+            divergences = []
             for candidate in plans:
-                fidelities.append(float(context.trial(candidate).mean()))
+                divergences.append(float(context.trial(candidate).mean()))
                 step.advance()
             step.note = "; ".join(
-                f"{'reduced' if config.reduce_range else 'whole'}: {format_fidelity(fidelity)}"
-                for config, fidelity in zip(configs, fidelities, strict=True)
+                f"{'reduced' if config.reduce_range else 'whole'}: {format_fidelity(1 - divergence)}"
+                for config, divergence in zip(configs, divergences, strict=True)
             )
-        return plans[fidelities.index(max(fidelities))]
+        return plans[divergences.index(min(divergences))]
 
     def calibrate(
         self, graph: Graph, quantized: Sequence[Layer], datasets: Sequence[Dataset], context: PlanContext

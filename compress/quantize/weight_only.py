@@ -22,7 +22,9 @@ class Weights(PlanStage):
     bits: 4, 8 or 16 (FP16). At 4 bits convolutions keep 8. embedding_bits: at 4 bits, those of embeddings, and of a
     head with the weight of an embedding. group_size: inputs that share a scale; by default 32 at 4 bits, and all at 8
     bits. symmetric: whether groups in 4 bits have no zeros. rounding: the rounding method; nearest needs no samples.
-    samples: number of calibration samples. keep: layers, by name or pattern, that stay in float32.
+    samples: number of calibration samples. keep: layers, by name or pattern, that stay in float32. mixed_precision:
+    where the goal is missed, measure the sensitivity of each layer once, and give the most sensitive ones more bits
+    until the goal is met.
     """
 
     renamed: ClassVar[Mapping[str, str]] = {"group": "group_size"}
@@ -36,14 +38,16 @@ class Weights(PlanStage):
     rounding: Rounding = "nearest"
     samples: int = 256
     keep: tuple[str, ...] = ()
+    mixed_precision: bool = False
 
     def plan(self, graph: Graph, context: PlanContext) -> PrecisionLadder:
         plan = Plan(find_precisions(graph, self.bits, self.keep, self.embedding_bits))
-        if self.bits == 16 or (self.bits == 8 and self.rounding == "nearest" and self.group_size is None):
+        if not (self.bits == 16 or (self.bits == 8 and self.rounding == "nearest" and self.group_size is None)):
+            datasets = [] if self.rounding == "nearest" else draw_calibration_samples(context, self.samples)
+            plan = round_plan(graph, plan, make_config(self, self.rounding), datasets, context)
+        if not self.mixed_precision:
             return PrecisionLadder.of(plan)
-        config = make_config(self, self.rounding)
-        datasets = [] if self.rounding == "nearest" else draw_calibration_samples(context, self.samples)
-        return PrecisionLadder.of(round_plan(graph, plan, config, datasets, context))
+        return make_ladder(graph, round_in_8_bits(graph, plan, self.group_size, context), context)
 
 
 def find_precisions(graph: Graph, bits: int, keep: tuple[str, ...], embedding_bits: int = 8) -> dict[str, Precision]:
@@ -63,6 +67,18 @@ def find_precisions(graph: Graph, bits: int, keep: tuple[str, ...], embedding_bi
             is_small = bits == 4 and layer.kind in small and layer.node not in heads
             precisions[layer.node] = "int4-weight" if is_small else "int8-weight"
     return precisions
+
+
+def round_in_8_bits(graph: Graph, plan: Plan, group_size: Group | None, context: PlanContext) -> Plan:
+    """Return a plan with weights in 8 bits too of the layers that have 4, for those that are raised: to nearest, in the
+    same groups. group_size: None leaves them a scale for each output."""
+    raised: dict[str, Precision] = {
+        node: "int8-weight" if precision == "int4-weight" else "float32" for node, precision in plan.precision.items()
+    }
+    if group_size is None or "int8-weight" not in raised.values():
+        return plan
+    rounded = round_plan(graph, Plan(raised), RoundingConfig("nearest", int8_group_size=group_size), [], context)
+    return replace(plan, weights={**rounded.weights, **plan.weights})
 
 
 def make_config(stage: "Weights | Gptq", rounding: Rounding) -> RoundingConfig:
@@ -112,4 +128,5 @@ class Gptq(PlanStage):
         plan = round_plan(graph, plan, config, draw_calibration_samples(context, self.samples), context)
         if not self.mixed_precision:
             return PrecisionLadder.of(plan)
+        plan = round_in_8_bits(graph, plan, self.group_size, context)
         return make_ladder(graph, plan, context, measure=self.measure_sensitivity)

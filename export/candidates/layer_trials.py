@@ -11,7 +11,7 @@ from onnx import NodeProto, ValueInfoProto, helper
 from export.candidates.engine_option import EngineOption
 from export.candidates.plan_evaluator import PlanEvaluator
 from export.passes.rewrite import read_tensors
-from export.placements.split_decoder import has_decoder
+from export.placements.split_decoder import has_decoder, is_text_decoder
 from laconic.arrays import Array, Arrays
 from laconic.data.batches import batches
 from laconic.data.dataset import Dataset
@@ -20,6 +20,7 @@ from laconic.quantization.graph import Graph, Layer
 from laconic.quantization.plan import Plan
 from laconic.runtimes.predict import ROWS, gather_rows
 from laconic.runtimes.runtime import Session
+from laconic.tasks.decoder_tensors import PAST
 
 PART, WHOLE, WEIGHTS = "part.onnx", "float.onnx", "float.data"
 """The files of the part of a graph that is run, and of the graph and its weights, which all parts share."""
@@ -53,7 +54,7 @@ class GraphPart:
 
 @dataclass
 class LayerTrials:
-    """Measures the fidelity of plans with one engine option on one dataset.
+    """Measures the divergence of plans with one engine option on one dataset.
 
     A plan that quantizes one layer differs from the float graph from that layer on. The float graph is therefore run
     once, from one layer to the next, and of each plan only what follows its layer: half of the work, where layers are
@@ -71,16 +72,17 @@ class LayerTrials:
     _sections: dict[int, tuple[GraphPart, Session]] = field(default_factory=dict, init=False)
 
     def __call__(self, plan: Plan) -> Array:
-        """Measure a plan's fidelity, per sample: [samples]. Results are cached."""
+        """Measure a plan's divergence, per sample: [samples]. Results are cached."""
         layer = self._find_lone(plan)
         run = None if layer is None else partial(self._run_from, layer, plan)
-        return self.evaluator.plan_fidelity(plan, self.option, self.dataset, run)
+        return self.evaluator.plan_divergence(plan, self.option, self.dataset, run)
 
     def _find_lone(self, plan: Plan) -> Layer | None:
         """Find the one layer that a plan quantizes, where the graph can be run from it on."""
         graph = self.evaluator.graph
         quantized = [layer for layer in graph.layers if plan.precision[layer.node] != "float32"]
-        if len(quantized) != 1 or self.option.on_gpu or has_decoder(graph):
+        is_split = has_decoder(graph) and not is_text_decoder(graph)
+        if len(quantized) != 1 or self.option.on_gpu or is_split:
             return None
         return quantized[0]
 
@@ -163,7 +165,8 @@ class LayerTrials:
         onnx.save(part, path)
         names = {node.name for node in nodes}
         whole = self.evaluator.graph
-        inputs = tuple(spec for spec in whole.inputs if spec.name in inputs_read)
+        # A part of a language model is no decoder with a cache: it is run as it is, with an empty one.
+        inputs = tuple(spec for spec in whole.inputs if spec.name in inputs_read - {PAST})
         layers = tuple(layer for layer in whole.layers if layer.node in names)
         graph = Graph(path, inputs, whole.outputs, layers, f"{whole.key}/{known.place}")
         return GraphPart(graph, frozenset(inputs_read))

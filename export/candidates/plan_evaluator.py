@@ -21,7 +21,7 @@ from laconic.quantization.plan import Plan
 from laconic.quantization.plan_file import digest_plan
 from laconic.recipes.goal import MARGIN
 from laconic.runtimes.predict import predict
-from laconic.tasks.fidelity import measure_fidelity
+from laconic.tasks.fidelity import measure_divergence, measure_fidelity
 from laconic.tasks.task import Task
 
 
@@ -46,16 +46,22 @@ class PlanEvaluator:
             outputs = self._run(plan, option, dataset)
             chance = Chance(*self.cache.json(f"chance-{reference_key}", partial(measure_chance, self.task, reference)))
             loss = measure_information_loss(self.task, reference, outputs, dataset.labels, chance, MARGIN)
-            return {"fidelity": measure_fidelity(self.task, reference, outputs), "information_loss": np.array([loss])}
+            return {
+                "fidelity": measure_fidelity(self.task, reference, outputs),
+                "information_loss": np.array([loss]),
+                "divergence": measure_divergence(self.task, reference, outputs),
+            }
 
         key = hash_of(*self._describe(plan, option, dataset), reference_key)
         measured = self.cache.arrays(f"trial-{key}", compute)
-        return PlanTrial(measured["fidelity"], float(measured["information_loss"][0]))
+        divergence = float(measured["divergence"].mean())
+        return PlanTrial(measured["fidelity"], float(measured["information_loss"][0]), divergence)
 
-    def plan_fidelity(
+    def plan_divergence(
         self, plan: Plan, option: EngineOption, dataset: Dataset, run: Callable[[], Arrays] | None = None
     ) -> Array:
-        """Measure the fidelity of a plan's outputs to the reference alone, per sample: [samples]. Results are cached.
+        """Measure the divergence of a plan's outputs from the reference alone, per sample: [samples]. Results are
+        cached.
 
         run: computes the outputs, in place of a run of the whole graph.
         """
@@ -63,10 +69,10 @@ class PlanEvaluator:
 
         def compute() -> Arrays:
             outputs = run() if run else self._run(plan, option, dataset)
-            return {"fidelity": measure_fidelity(self.task, reference, outputs)}
+            return {"divergence": measure_divergence(self.task, reference, outputs)}
 
         key = hash_of(*self._describe(plan, option, dataset), reference_key)
-        return np.asarray(self.cache.arrays(f"fidelity-{key}", compute)["fidelity"])
+        return np.asarray(self.cache.arrays(f"divergence-{key}", compute)["divergence"])
 
     def _find_reference(self, dataset: Dataset) -> tuple[Arrays, str]:
         """Find the source's outputs for these samples, and a digest of all that is compared with them."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from laconic.arrays import Array
-from laconic.quantization.plan import INTEGER, Plan, PrecisionLadder
+from laconic.quantization.plan import Plan, PrecisionLadder
 from laconic.tasks.tolerance import Tolerance
 
 
@@ -14,15 +14,17 @@ class PlanTrial:
     """What came of the trial of a plan.
 
     fidelity: of its outputs to the original's, [samples]. information_loss: the slack that a tolerance must have for
-    what the outputs say, 1 at the limit of the default.
+    what the outputs say, 1 at the limit of the default. divergence: from the original's outputs, the mean.
     """
 
     fidelity: Array
     information_loss: float = 0.0
+    divergence: float = 0.0
 
     def meets(self, goal: Tolerance) -> bool:
-        """Return whether fidelity and information are enough."""
-        return goal.met_by(self.fidelity) and (self.information_loss <= goal.slack or not goal.slack)
+        """Return whether fidelity and information are enough, and the divergence is small enough."""
+        is_near = goal.max_divergence is None or self.divergence <= goal.max_divergence
+        return is_near and goal.met_by(self.fidelity) and (self.information_loss <= goal.slack or not goal.slack)
 
 
 def find_plan(
@@ -83,24 +85,31 @@ class RungTrials:
         """Predict the first place that is expected to meet the goal, of those after `low`, which misses it, to `high`.
 
         Between two plans that were tried, the infidelity is taken to fall as the sum of the sensitivities of the layers
-        in INT8 does, and the information that is lost. The middle where these are not known.
+        that are still to be raised, and so are the divergence and the information that is lost. The middle where these
+        are not known.
         """
         middle = self.rung[(low + high) // 2]  # which measures the sensitivities where they are not
-        if not self.sensitivity.keys() >= {node for node, each in middle.precision.items() if each in INTEGER}:
+        waiting = self._list_waiting(middle)
+        if not waiting or not self.sensitivity.keys() >= waiting:
             return (low + high) // 2
-        sums = [self._sum_sensitivity(self.rung[place]) for place in range(low, high + 1)]
+        sums = [sum(map(self.sensitivity.__getitem__, self._list_waiting(each))) for each in self.rung[low : high + 1]]
         missed, met = (self.tried[place][1].fidelity for place in (low, high))
         crossing = find_crossing(sums, 1 - float(missed.mean()), 1 - float(met.mean()), 1 - self.goal.mean)
         if self.goal.worst is not None:
             worst = find_crossing(sums, 1 - float(missed.min()), 1 - float(met.min()), 1 - self.goal.worst)
             crossing = max(crossing, worst)
+        if self.goal.max_divergence is not None:
+            missed_mean, met_mean = (self.tried[place][1].divergence for place in (low, high))
+            crossing = max(crossing, find_crossing(sums, missed_mean, met_mean, self.goal.max_divergence))
         missed_loss, met_loss = (self.tried[place][1].information_loss for place in (low, high))
         if self.goal.slack and self.goal.slack < missed_loss < math.inf:
             crossing = max(crossing, find_crossing(sums, missed_loss, met_loss, self.goal.slack))
         return low + crossing
 
-    def _sum_sensitivity(self, plan: Plan) -> float:
-        return sum(self.sensitivity[node] for node, each in plan.precision.items() if each in INTEGER)
+    def _list_waiting(self, plan: Plan) -> set[str]:
+        """List the layers that the last plan of the rung has in another precision."""
+        last = self.rung[-1].precision
+        return {node for node, precision in plan.precision.items() if last[node] != precision}
 
 
 def find_crossing(sums: Sequence[float], first: float, last: float, limit: float) -> int:

@@ -111,8 +111,8 @@ class PrecisionLadder:
 
     rungs: groups of plans, from the smallest to the largest model; within a rung from the fastest plan to the one with
     the highest fidelity. The first rung whose last plan meets the goal is taken, and of it the first plan that does.
-    sensitivity: by layer, the infidelity (1 - fidelity, mean over samples) when this layer alone is quantized; empty as
-    long as no plan needed it.
+    sensitivity: by layer, the mean divergence of outputs when this layer alone is quantized; empty as long as no plan
+    needed it.
     """
 
     rungs: tuple[Sequence[Plan], ...]

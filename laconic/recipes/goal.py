@@ -60,15 +60,19 @@ def required_tolerance(task: Task, goal: Goal) -> Tolerance:
     leaves them as they are.
     """
     default = task.tolerance
+    if task.measures_perplexity:
+        default = default.model_copy(update={"max_divergence": goal.max_divergence})
     if goal.fidelity is None:
         return default if goal.worst is None else default.model_copy(update={"worst": goal.worst})
     derived = None if default.worst is None else max(1 - WORST * (1 - goal.fidelity), 0.0)
     slack = max((1 - goal.fidelity) / max(1 - default.mean, SMALLEST), 1.0)
-    return Tolerance(mean=goal.fidelity, worst=derived if goal.worst is None else goal.worst, slack=slack)
+    worst = derived if goal.worst is None else goal.worst
+    return default.model_copy(update={"mean": goal.fidelity, "worst": worst, "slack": slack})
 
 
 def tighten(goal: Tolerance, margin: float = MARGIN) -> Tolerance:
     """Return a stricter tolerance for choices made on validation samples, so that unseen samples meet the real one. A
     worst of 0 requires nothing and is kept."""
     worst = 1 - margin * (1 - goal.worst) if goal.worst else goal.worst
-    return goal.model_copy(update={"mean": 1 - margin * (1 - goal.mean), "worst": worst})
+    limit = goal.max_divergence and margin * goal.max_divergence
+    return goal.model_copy(update={"mean": 1 - margin * (1 - goal.mean), "worst": worst, "max_divergence": limit})

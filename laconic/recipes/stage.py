@@ -63,7 +63,7 @@ class TorchContext(Context):
 class PlanContext(Context):
     """The context of a stage that plans quantization.
 
-    trial: builds a plan and measures the fidelity of its outputs to the original's, per sample of a small part of
+    trial: builds a plan and measures the divergence of its outputs from the original's, per sample of a small part of
     `choose`: [samples]. history: records of the stages before capture whose effects are intact. int8_saturates: whether
     the target is this machine's processor, and its INT8 kernels may saturate.
     """

@@ -33,6 +33,11 @@ class AnswerComparison(NamedTask, ABC):
     def fidelity(self, reference: Arrays, candidate: Arrays) -> Array:
         """Return the similarity of each answer to its reference, [samples] float64; 1 = identical."""
 
+    def divergence(self, reference: Arrays, candidate: Arrays) -> Array:
+        """Return how far each answer is from its reference, [samples] float64; 0 = identical. The sensitivity of layers
+        is measured by it."""
+        return 1 - self.fidelity(reference, candidate)
+
     @property
     def reference_settings(self) -> "GenerationSettings | None":
         """How the original writes the answers of samples without; None where a model writes nothing."""

@@ -73,3 +73,10 @@ def measure_fidelity(task: "AnswerComparison", reference: Arrays, candidate: Arr
     outputs = make_finite(reference, candidate)
     fidelity = task.fidelity(outputs.reference, outputs.candidate)
     return np.where(outputs.is_broken, 0.0, fidelity)
+
+
+def measure_divergence(task: "AnswerComparison", reference: Arrays, candidate: Arrays) -> Array:
+    """Measure how far each answer is from its reference, [samples] float64; at least 1 for one that is not finite."""
+    outputs = make_finite(reference, candidate)
+    divergence = task.divergence(outputs.reference, outputs.candidate)
+    return np.where(outputs.is_broken, np.maximum(divergence, 1.0), divergence)

@@ -46,6 +46,9 @@ WRITTEN_TOKENS = 16
 COMPARED_TOKENS = 32
 """Tokens of an answer that are compared, and that the original writes where samples have no answers."""
 
+LEAST = 1e-9
+"""The least probability that a divergence is taken of."""
+
 
 class TextGeneration(WrittenText, CausalText):
     """A sample is a text, of which the first tokens are the prompt; a chat; or a prompt with its completion.
@@ -241,6 +244,16 @@ class TextGeneration(WrittenText, CausalText):
     def check_values(self, inputs: Arrays) -> None:
         CausalText.check_values(self, {name: array for name, array in inputs.items() if name in SERVED})
 
+    def divergence(self, reference: Arrays, candidate: Arrays) -> Array:
+        """Measure the Kullback-Leibler divergence of the candidate's distributions from the reference's over groups of
+        tokens, the mean along each target: [samples], in nats. It is at most that over tokens."""
+        expected = reference[PROBABILITIES].astype(np.float64)
+        actual = fit_positions(candidate[PROBABILITIES], expected.shape[1]).astype(np.float64)
+        filled = find_filled(expected)
+        terms = expected * (np.log(expected.clip(min=LEAST)) - np.log(actual.clip(min=LEAST)))
+        sums = terms.sum(axis=-1) * filled
+        return np.asarray(sums.sum(axis=1) / filled.sum(axis=1).clip(min=1))
+
     def agreements(self, reference: Arrays, candidate: Arrays, labels: Labels = None) -> Iterator[Agreement]:
         """Compare the likeliest tokens along the targets: the share that is the same; how far a target is the same from
         its start on; and the exponential of minus the Kullback-Leibler divergence of the two distributions."""
@@ -250,7 +263,7 @@ class TextGeneration(WrittenText, CausalText):
         yield share_of(int((same & filled).sum()), int(filled.sum()), "agreement", TOKENS_LEAST)
         kept = np.logical_and.accumulate(same, axis=1) & filled
         yield Agreement("prefix_kept", float((kept.sum(axis=1) / filled.sum(axis=1).clip(min=1)).mean()))
-        yield Agreement("exp_minus_kl", float(np.exp(-measure_divergence(reference, candidate).mean())))
+        yield Agreement("exp_minus_kl", float(np.exp(-self.divergence(reference, candidate).mean())))
 
     def null_answers(self, reference: Arrays) -> dict[str, Arrays]:
         """Return those of `WrittenText`, without likelihoods: they are of the text's own tokens."""
@@ -296,18 +309,3 @@ def describe_inputs(longest: int, cache: CacheShape | None) -> tuple[TensorSpec,
     layers, heads, width = cache
     shape = (BATCH, layers, heads, PAST, width)
     return (*read, TensorSpec(name=PAST, dtype="float32", shape=shape, bounds={PAST: (0, longest)}))
-
-
-LEAST = 1e-9
-"""The least probability that a divergence is taken of."""
-
-
-def measure_divergence(reference: Arrays, candidate: Arrays) -> Array:
-    """Measure the Kullback-Leibler divergence of the candidate's distributions from the reference's over groups of
-    tokens, the mean along each target: [samples], in nats. It is at most that over tokens."""
-    expected = reference[PROBABILITIES].astype(np.float64)
-    actual = fit_positions(candidate[PROBABILITIES], expected.shape[1]).astype(np.float64)
-    filled = find_filled(expected)
-    terms = expected * (np.log(expected.clip(min=LEAST)) - np.log(actual.clip(min=LEAST)))
-    sums = terms.sum(axis=-1) * filled
-    return np.asarray(sums.sum(axis=1) / filled.sum(axis=1).clip(min=1))

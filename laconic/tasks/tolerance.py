@@ -12,6 +12,7 @@ class Tolerance(BaseModel):
     """The least fidelity of an artifact to the original: the mean over samples, and the worst one (1 = identical).
 
     slack: how many times as far from 1 as by default the agreements of a task may be; 0 where none is required.
+    max_divergence: the largest mean divergence, where it is bounded.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -19,6 +20,7 @@ class Tolerance(BaseModel):
     mean: float
     worst: float | None = None
     slack: float = 1.0
+    max_divergence: float | None = None
 
     def met_by(self, fidelity: Array) -> bool:
         """Return whether the mean, and the worst sample where it is bounded, are high enough. fidelity: [samples]."""

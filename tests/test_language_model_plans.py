@@ -1,7 +1,8 @@
-"""A cache in 8 bits: the graph rounds what is added to it, and both engines that write keep and read those levels."""
+"""Plans of language models: a cache in 8 bits, which the graph rounds and both engines that write keep; and matrices in
+4 and 8 bits by the divergence of the next token."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,18 +11,30 @@ from language_models import save
 from numpy.typing import NDArray
 from test_generator import draw_prompts
 
+from compress.quantize.weight_only import Weights
+from export.candidates.engine_option import SENSITIVITY_OPTION, EngineOption
+from export.candidates.layer_trials import LayerTrials
+from export.candidates.plan_evaluator import PlanEvaluator
+from export.candidates.plan_search import PlanTrial, find_plan
 from export.placements.openvino_cpu import RULES
 from export.placements.place import place
 from export.placements.split_decoder import split_decoder
 from export.sources import capture_graph
 from laconic.arrays import softmax
 from laconic.cache import Cache
+from laconic.data.reader import make_dataset
+from laconic.models.checkpoint import Checkpoint
 from laconic.models.source import CheckpointSource
 from laconic.models.source_loading import load_source
+from laconic.progress import Steps
+from laconic.quantization.graph import Graph
 from laconic.quantization.plan import Plan, PrecisionLadder
+from laconic.recipes.stage import PlanContext
 from laconic.runtimes.decoder_session import DecoderSession
 from laconic.runtimes.generator import GenerationRequest, Sampling
+from laconic.runtimes.predict import predict
 from laconic.runtimes.runtime import make_runtime
+from laconic.tasks.tolerance import Tolerance
 
 pytest.importorskip("openvino_genai")
 from laconic.runtimes.openvino_decoder import COPIES, OpenVinoDecoder
@@ -54,13 +67,17 @@ class Decoder:
 
 
 @pytest.fixture(scope="module")
-def decoders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[bool, Decoder]:
-    """A decoder with a cache in 8 bits, and in float."""
+def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkpoint, Graph]:
+    """A small Llama and its graph."""
     folder = tmp_path_factory.mktemp("llama")
-    graph = capture_graph(
-        CheckpointSource.of(load_source(save(folder / "source", "llama"), task="text-generation")),
-        Cache(folder / "cache"),
-    )
+    checkpoint = load_source(save(folder / "source", "llama"), task="text-generation")
+    return checkpoint, capture_graph(CheckpointSource.of(checkpoint), Cache(folder / "cache"))
+
+
+@pytest.fixture(scope="module")
+def decoders(llama: tuple[Checkpoint, Graph], tmp_path_factory: pytest.TempPathFactory) -> Mapping[bool, Decoder]:
+    """A decoder with a cache in 8 bits, and in float."""
+    folder, (_, graph) = tmp_path_factory.mktemp("decoders"), llama
     made = {}
     for is_rounded in (True, False):
         path = folder / f"{is_rounded}.onnx"
@@ -113,6 +130,42 @@ def test_engines_keep_levels_and_write_what_the_session_scores(decoders: Mapping
             chosen = np.arange(len(written)), written
             error = np.abs(scored[chosen] - logprobs).max()
             assert error < 1e-5 < 0.1 * np.abs(unrounded[chosen] - logprobs).max()
+
+
+def test_matrices_whose_rounding_costs_most_divergence_a_byte_get_8_bits_until_the_goal_is_met(
+    llama: tuple[Checkpoint, Graph], decoders: Mapping[bool, Decoder], tmp_path: Path
+) -> None:
+    checkpoint, graph = llama
+    task, cache = checkpoint.task, Cache(tmp_path)
+    data = make_dataset(task.examples(12, seed=1), task, name="samples")
+    reference = predict(decoders[False].session, task, data)
+    evaluator = PlanEvaluator(graph, task, cache, tmp_path, {data.fingerprint: reference})
+    trials = LayerTrials(evaluator, SENSITIVITY_OPTION, data)
+    context = PlanContext(
+        task=task, key="", seed=0, folder=tmp_path, cache=cache, steps=Steps(quiet=True), train=data, calibrate=data,
+        choose=data, trial=trials,
+    )  # fmt: skip
+    ladder = Weights(bits=4, group_size=16, mixed_precision=True).plan(graph, context)
+    lowest, highest = (ladder.rungs[0][place] for place in (0, -1))
+
+    def try_plan(plan: Plan) -> PlanTrial:
+        return evaluator.try_plan(plan, EngineOption("openvino", "float32"), data)
+
+    ends = [try_plan(plan).divergence for plan in (lowest, highest)]
+    assert ends[1] < 0.1 * ends[0]
+    limit = 0.3 * ends[0]
+    plan, trial, is_met = find_plan(ladder, try_plan, Tolerance(mean=0.0, slack=0.0, max_divergence=limit))
+    assert is_met
+    assert trial.divergence <= limit
+    raised = {node for node, precision in plan.precision.items() if precision != lowest.precision[node]}
+    costs = {layer.node: ladder.sensitivity[layer.node] / layer.parameters for layer in graph.layers}
+    kept = {node for node, precision in plan.precision.items() if precision == "int4-weight"}
+    assert min(map(costs.__getitem__, raised)) >= max(map(costs.__getitem__, kept))
+    assert {plan.weights[node, "int8-weight"].group_size for node in raised} == {16}
+    layer = max(raised, key=costs.__getitem__)
+    alone = replace(lowest, precision=dict.fromkeys(lowest.precision, "float32") | {layer: "int4-weight"})
+    whole = evaluator.try_plan(alone, SENSITIVITY_OPTION, data).divergence
+    assert ladder.sensitivity[layer] == pytest.approx(whole, rel=1e-2), "a part of the graph gives what the whole does"
 
 
 def test_a_ladder_tries_each_rung_with_a_cache_in_8_bits_first() -> None:

@@ -1,0 +1,102 @@
+"""Weights in 4 bits of which some have 8: matrices whose rounding costs most divergence per byte, beside random ones.
+
+    python benchmarks/mixed_precision.py CHECKPOINT texts.jsonl [--divergence 0.01] [--group-size 32] [--zeros]
+
+The recipe's ladder is searched for the first plan whose divergence on the samples to choose by is small enough, as by
+`laconic compress`. That plan, all in 4 bits, all in 8, and null answers, random matrices of the same bytes, are
+measured on the samples to judge by, which chose nothing: the divergence of the next token's distributions over groups
+of tokens, along what the original writes. FP32 arithmetic, in OpenVINO.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from export.candidates.plan_evaluator import PlanEvaluator
+from export.candidates.plan_search import find_plan
+from export.lineage import open_lineage
+from export.pipeline import EngineBuild
+from laconic.cache import Cache
+from laconic.files import folder_size
+from laconic.hardware import this_machine
+from laconic.progress import Steps
+from laconic.quantization.graph import Graph
+from laconic.quantization.plan import Plan
+from laconic.recipes.goal import tighten
+from laconic.recipes.recipe import Recipe
+
+
+def main() -> None:
+    """Measure, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--divergence", type=float, default=0.01, help="the goal: at most so many nats")
+    parser.add_argument("--group-size", type=int, default=32)
+    parser.add_argument("--zeros", action="store_true", help="groups in 4 bits have zeros")
+    parser.add_argument("--nulls", type=int, default=3, help="random choices")
+    parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where results go")
+    arguments = parser.parse_args()
+    stage = {"bits": 4, "group_size": arguments.group_size, "symmetric": not arguments.zeros, "mixed_precision": True}
+    recipe = Recipe.parse(
+        {
+            "source": str(arguments.checkpoint),
+            "data": str(arguments.data),
+            "stages": [{"quantize.weights": stage}],
+            "engine_only": "openvino",
+            "goal": {"fidelity": 0.5, "max_divergence": arguments.divergence},
+        }
+    )
+    with (
+        tempfile.TemporaryDirectory() as name,
+        open_lineage(recipe, Path(name) / "artifact", Steps(), Cache(arguments.cache), trust=False) as lineage,
+    ):
+        measure(EngineBuild(lineage), arguments.nulls)
+
+
+def measure(build: EngineBuild, nulls: int) -> None:
+    """Measure the plans of a recipe, and print them."""
+    graph, *_ = build.capture()
+    evaluator = PlanEvaluator(graph, build.task, build.cache, build.folder, build.compute_references())
+    (option,) = build.list_options(graph)
+    ladder = build.plan(build.list_plan_stages(), graph, evaluator, option)
+    rung, samples = ladder.rungs[0], build.samples
+    goal = tighten(build.tolerance)
+    mixed, trial, is_met = find_plan(ladder, lambda plan: evaluator.try_plan(plan, option, samples.choose), goal)
+    print(f"{this_machine().processor}. {len(samples.judge)} samples judge, {len(samples.choose)} chose: ", end="")
+    print(f"{trial.divergence:.4f} nats, {goal.max_divergence:g} asked for, {'met' if is_met else 'missed'}\n")
+    plans = {"4 bits": rung[0], "mixed": mixed, "8 bits": rung[-1]}
+    plans |= {f"null {number}": plan for number, plan in enumerate(draw_plans(graph, rung[0], mixed, rung[-1], nulls))}
+    print("| | matrices in 8 bits | MB | divergence, nats | fidelity |\n|---|---|---|---|---|")
+    for name, plan in plans.items():
+        folder = build.folder / name
+        folder.mkdir()
+        option.build(graph, plan, folder / "model.onnx")
+        trial = evaluator.try_plan(plan, option, samples.judge)
+        cells = [name, str(len(list_raised(rung[0], plan))), f"{folder_size(folder) / 1e6:.1f}"]
+        print(f"| {' | '.join(cells)} | {trial.divergence:.5f} | {trial.fidelity.mean():.4f} |", flush=True)
+
+
+def list_raised(lowest: Plan, plan: Plan) -> list[str]:
+    """List the layers that have more bits in a plan than in the lowest one."""
+    return [node for node, precision in plan.precision.items() if precision != lowest.precision[node]]
+
+
+def draw_plans(graph: Graph, lowest: Plan, mixed: Plan, highest: Plan, count: int) -> Iterator[Plan]:
+    """Draw plans that raise random matrices, of as many bytes as a mixed plan does, but for less than the least."""
+    weights: Mapping[str, int] = {layer.node: layer.parameters for layer in graph.layers}
+    total = sum(weights[node] for node in list_raised(lowest, mixed))
+    for seed in range(count):
+        raised, left = {}, total
+        for node in np.random.default_rng(seed).permutation(list_raised(lowest, highest)).tolist():
+            if weights[node] <= left:
+                raised[node], left = highest.precision[node], left - weights[node]
+        yield replace(lowest, precision={**lowest.precision, **raised})
+
+
+if __name__ == "__main__":
+    main()
