@@ -1,11 +1,11 @@
 """Weights in 4 bits of which some have 8: matrices whose rounding costs most divergence per byte, beside random ones.
 
-    python benchmarks/mixed_precision.py CHECKPOINT texts.jsonl [--divergence 0.01] [--group-size 32] [--zeros]
+    python benchmarks/mixed_precision.py CHECKPOINT texts.jsonl [--share 0.5] [--group-size 32] [--limit 24]
 
-The recipe's ladder is searched for the first plan whose divergence on the samples to choose by is small enough, as by
-`laconic compress`. That plan, all in 4 bits, all in 8, and null answers, random matrices of the same bytes, are
-measured on the samples to judge by, which chose nothing: the divergence of the next token's distributions over groups
-of tokens, along what the original writes. FP32 arithmetic, in OpenVINO.
+The recipe's ladder is searched for the first plan whose divergence on the samples to choose by is small enough, as
+`laconic compress` does for a goal. That plan, all in 4 bits, all in 8, and null answers, random matrices of the same
+bytes, are measured on the samples to judge by, which chose nothing: the divergence of the next token's distributions
+over groups of tokens, along what the original writes. FP32 arithmetic, in OpenVINO.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from export.candidates.plan_evaluator import PlanEvaluator
-from export.candidates.plan_search import find_plan
+from export.candidates.plan_search import PlanTrial, find_plan
 from export.lineage import open_lineage
 from export.pipeline import EngineBuild
 from laconic.cache import Cache
@@ -26,8 +26,8 @@ from laconic.hardware import this_machine
 from laconic.progress import Steps
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import Plan
-from laconic.recipes.goal import tighten
 from laconic.recipes.recipe import Recipe
+from laconic.tasks.tolerance import Tolerance
 
 
 def main() -> None:
@@ -35,9 +35,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("data", type=Path)
-    parser.add_argument("--divergence", type=float, default=0.01, help="the goal: at most so many nats")
+    parser.add_argument(
+        "--share", type=float, default=0.5, help="the goal, as a share of the divergence of all in 4 bits"
+    )
     parser.add_argument("--group-size", type=int, default=32)
     parser.add_argument("--zeros", action="store_true", help="groups in 4 bits have zeros")
+    parser.add_argument("--limit", type=int, default=None, help="most samples to choose by, and to judge by")
     parser.add_argument("--nulls", type=int, default=3, help="random choices")
     parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where results go")
     arguments = parser.parse_args()
@@ -45,30 +48,35 @@ def main() -> None:
     recipe = Recipe.parse(
         {
             "source": str(arguments.checkpoint),
-            "data": str(arguments.data),
+            "data": {"calibrate": str(arguments.data), "limit": arguments.limit},
             "stages": [{"quantize.weights": stage}],
             "engine_only": "openvino",
-            "goal": {"fidelity": 0.5, "max_divergence": arguments.divergence},
+            "goal": {"fidelity": 0.5},
         }
     )
     with (
         tempfile.TemporaryDirectory() as name,
         open_lineage(recipe, Path(name) / "artifact", Steps(), Cache(arguments.cache), trust=False) as lineage,
     ):
-        measure(EngineBuild(lineage), arguments.nulls)
+        measure(EngineBuild(lineage), arguments.share, arguments.nulls)
 
 
-def measure(build: EngineBuild, nulls: int) -> None:
+def measure(build: EngineBuild, share: float, nulls: int) -> None:
     """Measure the plans of a recipe, and print them."""
     graph, *_ = build.capture()
     evaluator = PlanEvaluator(graph, build.task, build.cache, build.folder, build.compute_references())
     (option,) = build.list_options(graph)
     ladder = build.plan(build.list_plan_stages(), graph, evaluator, option)
     rung, samples = ladder.rungs[0], build.samples
-    goal = tighten(build.tolerance)
-    mixed, trial, is_met = find_plan(ladder, lambda plan: evaluator.try_plan(plan, option, samples.choose), goal)
+
+    def try_plan(plan: Plan) -> PlanTrial:
+        return evaluator.try_plan(plan, option, samples.choose)
+
+    limit = share * try_plan(rung[0]).divergence
+    goal = Tolerance(mean=0.0, slack=0.0, max_divergence=limit)
+    mixed, trial, _ = find_plan(replace(ladder, rungs=(rung,)), try_plan, goal)
     print(f"{this_machine().processor}. {len(samples.judge)} samples judge, {len(samples.choose)} chose: ", end="")
-    print(f"{trial.divergence:.4f} nats, {goal.max_divergence:g} asked for, {'met' if is_met else 'missed'}\n")
+    print(f"{trial.divergence:.5f} nats, at most {limit:.5f} asked for\n")
     plans = {"4 bits": rung[0], "mixed": mixed, "8 bits": rung[-1]}
     plans |= {f"null {number}": plan for number, plan in enumerate(draw_plans(graph, rung[0], mixed, rung[-1], nulls))}
     print("| | matrices in 8 bits | MB | divergence, nats | fidelity |\n|---|---|---|---|---|")

@@ -124,7 +124,7 @@ def test_a_layers_sensitivity_costs_one_trial(made, tmp_path, lowest):
 
     def trial(plan):
         tried.append([node for node, precision in plan.precision.items() if precision != "float32"])
-        return np.full(3, 0.9)
+        return np.full(3, 0.1)
 
     found = measure_sensitivity(graph, Plan({x.node: lowest for x in graph.layers}), planning(made, tmp_path, trial))
     assert tried == [[layer.node] for layer in graph.layers]

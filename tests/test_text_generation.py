@@ -312,14 +312,17 @@ def artifacts(tmp_path_factory):
             "task": TASK,
             "data": {"calibrate": str(folder / "texts.txt")},
             "stages": [{"quantize.weights": {"bits": bits, "group_size": 16}}],
-            "goal": {"fidelity": 0.5} | OUT_OF_REACH,
+            "goal": {"fidelity": 0.5}
+            | {key: goal for key, goal in OUT_OF_REACH.items() if bits == 8 or key != "max_divergence"},
             "engine_only": "openvino",
             "int8_activations": bits == 4,
             "int8_kv_cache": bits == 4,
         }
         destination = folder / f"llama{bits}.laconic"
         result = compress(Recipe.parse(recipe), destination, steps=QUIET, cache=Cache(folder / "cache"))
-        assert [sum(each.startswith(said) for said in MISSED) for each in result.missed if "goal" in each] == [1] * 3
+        assert [sum(each.startswith(said) for said in MISSED) for each in result.missed if "goal" in each] == [1] * (
+            2 + (bits == 8)
+        )
         made[bits] = result.artifact
     return made, texts
 
