@@ -20,7 +20,14 @@ GREEDY: dict[str, Any] = {"model": "chat", "temperature": 0}
 CITIES = {"c": {"enum": ["Köln", "漢字"]}}
 PARAMETERS = {"type": "object", "properties": CITIES, "required": ["c"], "additionalProperties": False}
 TOOLS: list[Any] = [{"type": "function", "function": {"name": "w", "parameters": PARAMETERS}}]
-FORMATS = {"hermes": "<tool_call>", "mistral": "[TOOL_CALLS]", "llama": '"parameters": '}
+FORMATS = {
+    "hermes": "<tool_call>",
+    "mistral": "[TOOL_CALLS]",
+    "llama": '"parameters": ',
+    "named": "[ARGS]",
+    "fenced": "<\uff5ctool▁sep\uff5c> ```json",
+    "pythonic": "[func_name1(",
+}
 SHORT = "{% if tools %}{% endif %}{# MARK #}" + TEMPLATE
 """A template that reads the functions and writes none, since the model's context is short."""
 
@@ -80,7 +87,7 @@ def test_an_answer_matches_its_schema_or_is_cut_and_says_so(client: openai.OpenA
 
 
 def test_a_call_that_must_come_comes_with_arguments_of_its_schema(client: openai.OpenAI, family: str) -> None:
-    asked: dict[str, Any] = GREEDY | {"messages": ask(COUNT), "tools": TOOLS, "max_tokens": 130}
+    asked: dict[str, Any] = GREEDY | {"messages": ask(COUNT), "tools": TOOLS, "max_tokens": 200}
     whole = client.chat.completions.create(**asked, tool_choice="required", parallel_tool_calls=False).choices[0]
     assert whole.finish_reason == "tool_calls"
     (call,) = whole.message.tool_calls or ()
