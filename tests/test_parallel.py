@@ -40,6 +40,7 @@ SECONDS, GRACE = 100, 20
 """For both ranks, and for one when the other is done."""
 PARTS = {"gradient-accumulation": {"rows": 1}}
 LESS = {"freeze": ["embedding"], "layer_decay": 0.5, "ema": 0.4}
+LEAST = LESS | {"freeze": ["embedding", "layers.0", "bias"]}
 RUNS = {
     "replicas": ({}, ()),
     "replicas, parts": ({"replicate": 2}, (PARTS, "gradient-checkpointing")),
@@ -47,12 +48,8 @@ RUNS = {
     "shards": ({"shard": None}, ()),
     "shards, parts": ({"shard": 2}, (PARTS, "gradient-checkpointing")),
     "shards, bf16 on the host": ({"shard": None, "precision": "bf16", "offload": True}, ()),
-    "replicas, frozen": ({}, (), {"freeze": ["embedding", "layers.0", "bias"]}),
-    "shards, frozen": ({"shard": None}, (), {"freeze": ["embedding", "layers.0", "bias"]}),
-    "replicas, layer_decay": ({}, (), {"layer_decay": 0.5}),
-    "shards, layer_decay": ({"shard": None}, (), {"layer_decay": 0.5}),
-    "replicas, ema": ({}, (), {"ema": 0.4}),
-    "shards, ema": ({"shard": None}, (), {"ema": 0.4}),
+    "replicas, all three": ({}, (), LEAST),
+    "shards, all three": ({"shard": None}, (), LEAST),
     "replicas, all three in parts": ({}, (PARTS, "gradient-checkpointing"), LESS),
     "shards, all three in parts": ({"shard": None}, (PARTS, "gradient-checkpointing"), LESS),
     "shards, all three in bf16 on the host": ({"shard": None, "precision": "bf16", "offload": True}, (), LESS),
