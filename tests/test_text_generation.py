@@ -414,7 +414,8 @@ def test_a_model_that_keeps_no_keys_and_values_scores_texts_and_learns(tmp_path)
 def test_a_server_scores_with_a_model_that_cannot_write(tmp_path):
     source = save(tmp_path / "source", "lfm2")
     path = tmp_path / "scores.laconic"
-    export(Recipe.parse({"source": str(source), "task": TASK, "stages": []}), path, cache=Cache(tmp_path / "cache"))
+    recipe = {"source": str(source), "task": TASK, "stages": [], "engine_only": "openvino"}
+    export(Recipe.parse(recipe), path, cache=Cache(tmp_path / "cache"))
     model, text = transformers.Lfm2ForCausalLM.from_pretrained(source).eval(), "the model answers"
     with running(path) as server, server.client() as client:
         task = server.app.repository.get("scores").artifact.task()

@@ -69,6 +69,7 @@ CASES: list[tuple[str, str, str, list[tuple[str, str]], str]] = [
     *((family, twice, "", [WEATHER] * 2, "tool_calls") for family, twice in TWICE.items()),
     ("fenced", f"Hm. {CALLS['fenced']}\nSo.", "Hm.\nSo.", [WEATHER], "tool_calls"),
     ("named", "[TOOL_CALLS]weather", "[TOOL_CALLS]weather", [], "stop"),
+    ("pythonic", f"[weather(city='{'K' * 500}')]", "", [("weather", f'{{"city": "{"K" * 500}"}}')], "tool_calls"),
     ("pythonic", "[1] says so.", "[1] says so.", [], "stop"),
     ("pythonic", f"{CALLS['pythonic']}\nSo.", "\nSo.", [WEATHER], "tool_calls"),
     ("pythonic", "[weather(city='K)', n=[-1, (True, null)], **x)]", "[weather(city='K)', n=[-1, (True, null)], **x)]",

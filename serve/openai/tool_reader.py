@@ -92,7 +92,7 @@ class ToolReader:
 
     def _read_call(self) -> bool:
         """Read a call's name, and whether its arguments follow; or the whole object, where its keys come otherwise."""
-        match = self._match_head() if self._seen < LONGEST_HEAD else None
+        match = self._match_head() if self.tools.is_pythonic or self._seen < LONGEST_HEAD else None
         if match and match[1] in self.names and not self.tools.is_pythonic:
             self._begin_call(match[1])
             self._held = self._held[match.end() :]
