@@ -1,8 +1,7 @@
 """The measured speed of a device: seconds of matrix products, elementwise passes and copies, by size."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -16,6 +15,7 @@ from torch import Tensor
 from laconic.cache import Cache
 from laconic.hardware import this_machine
 from laconic.hashing import hash_of, library_digest
+from laconic.models.torch_session import use_threads
 from train.device_clock import make_clock
 
 MATRIX_SIDES = {"cpu": (32, 128, 512, 1024), "cuda": (128, 512, 2048, 8192)}
@@ -124,7 +124,7 @@ def _measure_rates(device: torch.device, name: str, cache: Cache) -> DeviceRates
         curves = {label: measure_curve(device, kernel) for label, kernel in kernels.items()}
         host = measure_rates(torch.device("cpu"), cache)
     else:
-        with limit_threads(1):
+        with use_threads(1):
             curves = {label: measure_curve(device, kernel) for label, kernel in kernels.items()}
         # The second look tells whether the machine was busy in between.
         share, host = min(share, measure_share()), None
@@ -232,17 +232,6 @@ def spread_over_threads(kernel: TimedKernel, alone: RateCurve, share: float) -> 
     return RateCurve(amounts=alone.amounts, seconds=tuple(np.maximum.accumulate(seconds).tolist()))
 
 
-@contextmanager
-def limit_threads(count: int) -> Iterator[None]:
-    """Let torch compute with so many threads in the body."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def measure_share() -> float:
     """Measure the share of the processor that this process gets now, 0 to 1, computing with all of torch's threads."""
     work = partial(torch.mm, *make_square(torch.float32, torch.device("cpu"), 2 * YARDSTICK_SIDE))
@@ -279,6 +268,6 @@ def _measure_step(optimizer: Any, device: torch.device) -> float:
     array = torch.ones(PASS_BYTES // 4, device=device)
     # Into memory that is mapped already: pages that are mapped anew take five times as long.
     one = partial(torch.mul, array, 1.5, out=torch.empty_like(array))
-    with limit_threads(1):
+    with use_threads(1):
         step, same = time_in_turns(stepper.step, one, clock=make_clock(device))
     return step / same
