@@ -28,7 +28,9 @@ def job(tmp_path, monkeypatch):
     return PredictionJob(open_meta_model(Path(tmp_path), task="text-classification"), 8, RATES, 1, TRAININGS[0])
 
 
-def test_workers_predict_what_this_process_predicts(job, monkeypatch):
+def test_workers_that_fork_from_a_server_predict_what_this_process_predicts(job, monkeypatch):
+    for workers in (1, 2, 2):
+        preload_workers(PredictionJob.__module__, workers)
     alone = dict(map_parallel(job.predict, TRAININGS, workers=1))
     monkeypatch.setattr(parallel_map, "WORTH", 0.0)
     used: list[int] = []
@@ -66,12 +68,4 @@ def test_what_dead_workers_leave_is_predicted_here(job, monkeypatch):
 
     monkeypatch.setattr(parallel_map, "WORTH", 0.0)
     monkeypatch.setattr(parallel_map, "ProcessPoolExecutor", Dying)
-    assert len(dict(map_parallel(job.predict, TRAININGS, workers=2))) == 3
-
-
-def test_workers_fork_from_a_server_that_has_loaded_the_module(job, monkeypatch):
-    preload_workers(PredictionJob.__module__, 1)
-    preload_workers(PredictionJob.__module__, 2)
-    preload_workers(PredictionJob.__module__, 2)
-    monkeypatch.setattr(parallel_map, "WORTH", 0.0)
     assert len(dict(map_parallel(job.predict, TRAININGS, workers=2))) == 3
