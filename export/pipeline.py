@@ -22,7 +22,7 @@ from export.candidates.candidate import (
 from export.candidates.candidate_builder import SOUND_SAMPLES, CandidateBuilder
 from export.candidates.collect_evidence import PARITY_SAMPLES, collect_evidence
 from export.candidates.dynamic_baseline import compare_dynamic
-from export.candidates.engine_option import SENSITIVITY_OPTION, EngineOption, list_dynamic_options, list_options
+from export.candidates.engine_option import SENSITIVITY_OPTION, EngineOption, list_recipe_options
 from export.candidates.layer_trials import LayerTrials
 from export.candidates.magnitudes import OVERFLOW_SAMPLES, describe_overflow, find_overflow
 from export.candidates.multiply_adds import count_products, limit_samples
@@ -36,7 +36,7 @@ from export.sources import capture_graph, copy_graph, find_divergence, measure_c
 from export.validation.evidence import GraphDeviation
 from export.validation.missed import find_missed
 from export.validation.validate import engine_tolerance, is_batch_independent, validate
-from laconic import __version__, registry
+from laconic import __version__
 from laconic.arrays import Arrays
 from laconic.artifacts.artifact import Artifact, check_destination, publish_artifact
 from laconic.artifacts.record import Record
@@ -240,26 +240,8 @@ class EngineBuild:
         return references
 
     def list_options(self, graph: Graph) -> list[EngineOption]:
-        """List the engine options to build for, the preferred first: where the recipe names the engine, the first of
-        its arithmetics, behind INT8 activations if it asks for them, so that nothing is left for a race to choose.
-        Those in FP16 know what exceeds it."""
-        options = list_options(self.recipe.engines, self.recipe.target)
-        if self.recipe.engine_only:
-            first = registry.resolve("placement", self.recipe.engine_only)
-            options = [replace(options[0], compute=next(iter(first)))]
-        dynamic = list_dynamic_options(options) if is_text_decoder(graph) else []
-        if self.recipe.int8_activations:
-            options = [*dynamic, *options]
-        if self.recipe.int8_activations and not dynamic:
-            self.steps.warn(
-                f"int8_activations changes nothing here: it takes a language model, OpenVINO, and a processor with "
-                f"VNNI. Arithmetic stays in {options[0].compute}"
-            )
-        if options[0].reference:
-            self.steps.warn(
-                f"{options[0].runtime} is not on this machine: its graphs are run node by node on the CPU, and not "
-                f"timed. Run `laconic tune` on the artifact where it is"
-            )
+        """List the engine options to build for, the preferred first. Those in FP16 know what exceeds it."""
+        options = list_recipe_options(self.recipe, graph, self.steps)
         if not any(option.compute == "float16" for option in options):
             return options
         with self.steps.step("find what exceeds FP16") as step:

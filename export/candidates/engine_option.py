@@ -1,7 +1,7 @@
 """Build a plan for an engine, and measure the fidelity of its outputs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -13,8 +13,10 @@ from laconic import registry
 from laconic.artifacts.artifact import is_installed
 from laconic.errors import MissingPackage, RuntimeFailure, UnsupportedPrecision
 from laconic.hashing import hash_of
+from laconic.progress import Steps
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import Plan
+from laconic.recipes.recipe import Recipe
 from laconic.runtimes.model_session import open_model
 from laconic.runtimes.runtime import Compute, Session, make_runtime
 
@@ -143,10 +145,25 @@ def list_options(engines: tuple[str, ...], target: str) -> list[EngineOption]:
     return options
 
 
-def list_dynamic_options(options: Sequence[EngineOption]) -> list[EngineOption]:
-    """List the engines of these options that can round the inputs of products with stored weights to INT8 here."""
-    engines = dict.fromkeys(option.runtime for option in options if not option.reference)
-    return [EngineOption(name, "int8-dynamic") for name in engines if make_runtime(name).has_int8_dynamic()]
+def list_recipe_options(recipe: Recipe, graph: Graph, steps: Steps) -> list[EngineOption]:
+    """List the engine options that a recipe is for, the preferred first: where it names the engine, the first of its
+    arithmetics, behind INT8 activations if it asks for them, so that nothing is left for a race to choose."""
+    options = list_options(recipe.engines, recipe.target)
+    if recipe.engine_only:
+        options = [replace(options[0], compute=next(iter(registry.resolve("placement", recipe.engine_only))))]
+    engines = dict.fromkeys(option.runtime for option in options if not option.reference and is_text_decoder(graph))
+    dynamic = [EngineOption(name, "int8-dynamic") for name in engines if make_runtime(name).has_int8_dynamic()]
+    if recipe.int8_activations and not dynamic:
+        steps.warn(
+            f"int8_activations changes nothing here: it takes a language model, OpenVINO, and a processor with VNNI. "
+            f"Arithmetic stays in {options[0].compute}"
+        )
+    if options[0].reference:
+        steps.warn(
+            f"{options[0].runtime} is not on this machine: its graphs are run node by node on the CPU, and not timed. "
+            f"Run `laconic tune` on the artifact where it is"
+        )
+    return [*dynamic, *options] if recipe.int8_activations else options
 
 
 def check_supported(graph: Graph, plan: Plan, options: Sequence[EngineOption]) -> None:
