@@ -51,7 +51,12 @@ def snapshot_content(state: TrainState, losses: Sequence[float]) -> dict[str, An
 
     losses: of each step so far.
     """
-    loop = {"losses": list(losses), "schedule": state.scheduler.state_dict(), "scaler": state.scaler.state_dict()}
+    loop = {
+        "losses": list(losses),
+        "schedule": state.scheduler.state_dict(),
+        "scaler": state.scaler.state_dict(),
+        "mesh": state.strategy.name_mesh(),
+    }
     optimizer = state.strategy.number_globally(state.optimizer.state_dict(), state.module)
     return {"model": state.weights(), "optimizer": optimizer, "loop": {"json": json.dumps(loop)}}
 

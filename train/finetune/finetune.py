@@ -30,6 +30,7 @@ from train.finetune.advice import advise, copy_structure, fit_to_memory, measure
 from train.finetune.class_weights import compute_class_weights
 from train.finetune.evaluator import BEST, Evaluator
 from train.finetune.head import open_for
+from train.finetune.mesh_choice import settle_mesh
 from train.finetune.run_folder import KEY, claim_folder
 from train.finetune.technique_costs import report_costs
 from train.loop import translate_memory_errors
@@ -81,9 +82,10 @@ def finetune(
     """
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with trust_addresses(trust), open_ranks(device, recipe.mesh) as ranks:
-        if ranks.world > 1 and (auto or recipe.memory is not None):
+        if ranks.world > 1 and (auto or (recipe.memory is not None and not recipe.mesh.auto)):
             raise RecipeError(
-                "memory and --auto choose for one device alone, and several ranks were started. Give the techniques"
+                "memory and --auto choose for one device alone, and several ranks were started. Give the techniques, "
+                "or mesh: auto"
             )
         steps = (steps or Steps()) if ranks.is_first else Steps(quiet=True)
         return finetune_on_rank(recipe, destination, ranks, trust, auto, observers, steps, cache or Cache())
@@ -110,8 +112,11 @@ def finetune_on_rank(
             named = [technique.name for technique in recipe.techniques]
             if recipe.techniques or recipe.memory is None:  # else the planner chooses the precision
                 recipe = settle_precision(recipe, inputs.checkpoint.module, ranks, cache, steps)
-            recipe, changed = fit_to_memory(recipe, inputs.structure, inputs.length, ranks.device, steps)
-            if ranks.world == 1:
+            recipe, ranks = settle_mesh(recipe, inputs.structure, inputs.length, ranks, steps)
+            if ranks.world > 1:
+                changed = ""
+            else:
+                recipe, changed = fit_to_memory(recipe, inputs.structure, inputs.length, ranks.device, steps)
                 report_costs(recipe, named, inputs.structure, inputs.length, ranks.device, steps)
             room = measure_available(ranks.device)
         try:

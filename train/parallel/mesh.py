@@ -1,7 +1,7 @@
 """The device mesh of a run: replicas of the model, shards of each, and layers that are cut over ranks."""
 
 from math import prod
-from typing import Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -41,8 +41,11 @@ class Mesh(Strict):
     compress: for replicas, the precision in which gradients are sent. precision: for shards, the precision in which
     weights are gathered and the model computes; shards and summed gradients stay FP32. offload: shards stay in the
     host's memory, where the optimizer steps.
+
+    auto: the planner chooses the axes and the schedule for the ranks that have started; `mesh: auto` in a recipe.
     """
 
+    auto: bool = False
     replicate: int | None = Field(default=None, ge=1)
     shard: int | None = Field(default=1, ge=1)
     tensor: int = Field(default=1, ge=1)
@@ -52,8 +55,19 @@ class Mesh(Strict):
     precision: Literal["bf16"] | None = None
     offload: bool = False
 
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_auto(cls, values: Any) -> Any:
+        return {"auto": True} if values == "auto" else values
+
     @model_validator(mode="after")
     def _settings_have_a_place(self) -> Self:
+        if self.auto:
+            if sized := {*AxisSizes._fields, "schedule"} & self.model_fields_set:
+                raise ValueError(
+                    f"auto chooses {', '.join(sorted(sized))}, which stands beside it. Leave one of them out"
+                )
+            return self
         if self.compress and (self.is_sharded or self.tensor > 1 or self.pipeline > 1):
             raise ValueError("compress is for replicas of whole models. Set precision in its place")
         if not self.is_sharded and (self.precision or self.offload):

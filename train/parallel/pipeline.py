@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
 from torch.nn.functional import pad
@@ -59,21 +58,26 @@ class StepInputs:
 
 @dataclass(frozen=True)
 class PipelineSettings:
-    """How a model is cut into stages. axis: the ranks that have some each. example: any batch, which shows what the
-    parts of the model need of each other."""
+    """How a model is cut into stages. group: of the `size` ranks that have some each, of which this is number `rank`.
+    example: any batch, which shows what the parts of the model need of each other. plan: where it is made already."""
 
-    axis: DeviceMesh
+    group: dist.ProcessGroup
+    size: int
+    rank: int
     schedule: ScheduleName
     example: Batch
+    plan: StagePlan | None = None
 
     def make_plan(self, module: nn.Module, objective: Objective) -> StagePlan:
         """Make the plan of the first rank for all of them: examples may differ in length. Raises RecipeError."""
+        if self.plan is not None:
+            return self.plan
         if not objective.splittable:
             raise RecipeError(
                 "mesh: pipeline: this task compares the rows of a batch with one another, so that a batch cannot be "
                 "split into micro-batches. Leave pipeline out"
             )
-        stages = self.axis.size() * SCHEDULES[self.schedule].stages
+        stages = self.size * SCHEDULES[self.schedule].stages
         plans = [plan_stages(module, objective, self.example, stages)]
         dist.broadcast_object_list(plans, src=0, device=torch.device("cpu"))
         return plans[0]
@@ -82,7 +86,9 @@ class PipelineSettings:
 def make_pipeline(mesh: Mesh, ranks: Ranks, example: Batch) -> PipelineSettings | None:
     """Make the settings of the pipeline that a rank is part of; None where there is none."""
     axis = ranks.select_axes("pipeline")
-    return None if axis is None else PipelineSettings(axis, mesh.schedule, example)
+    if axis is None:
+        return None
+    return PipelineSettings(axis.get_group(), axis.size(), axis.get_local_rank(), mesh.schedule, example)
 
 
 class Pipeline(RanksStrategy):
@@ -94,9 +100,8 @@ class Pipeline(RanksStrategy):
         super().__init__(Ranks())
         self.plan, self.kind = plan, SCHEDULES[settings.schedule]
         self.stages: dict[int, StageModule] = {}
-        self._group, self._device = settings.axis.get_group(), parts.device
-        self._places = self.kind.place_stages(settings.axis.size())
-        self._here = settings.axis.get_local_rank()
+        self._group, self._device, self._here = settings.group, parts.device, settings.rank
+        self._places = self.kind.place_stages(settings.size)
         self._own = [stage for stage, rank in enumerate(self._places) if rank == self._here]
         self._layout = parts.keep_groups()
         self._router, self._probe = LayerRouter(plan.values), LayerRouter(plan.values)

@@ -122,6 +122,9 @@ class RanksStrategy(ParallelStrategy):
     def any(self, flag: bool) -> bool:
         return self.ranks.any(flag)
 
+    def name_mesh(self) -> str:
+        return str(self.ranks.sizes)
+
 
 @contextmanager
 def open_ranks(device: torch.device, mesh: Mesh, *, timeout: timedelta = TIMEOUT) -> Iterator[Ranks]:

@@ -42,33 +42,63 @@ class StagePlan:
         return (*stages, len(self.layers) - 1) if name in self.after or not stages else stages
 
 
+@dataclass(frozen=True)
+class TracedModel:
+    """What a forward pass of one row shows of a model. flops: before the first layer, of each layer, and after the last
+    one. before, after, values: as of a `StagePlan`."""
+
+    flops: tuple[float, ...]
+    before: frozenset[str]
+    after: frozenset[str]
+    values: int
+
+    def cut(self, stages: int) -> StagePlan:
+        """Cut the layers so that the most expensive stage is as cheap as possible. The head and the loss are part of
+        the last one."""
+        before, *costs, after = self.flops
+        ends = [before + costs[0], *costs[1:-1], costs[-1] + after] if len(costs) > 1 else costs
+        ranges = cut_evenly(ends, stages)
+        sums = [float(sum(costs[part.start : part.stop])) for part in ranges]
+        sums[0] += before
+        sums[-1] += after
+        return StagePlan(ranges, tuple(sums), self.before, self.after, self.values)
+
+
 def plan_stages(module: nn.Module, objective: Objective, batch: Batch, stages: int) -> StagePlan:
-    """Plan the stages of a model: consecutive layers, so that the most expensive stage is as cheap as possible. The
-    head and the loss are part of the last one.
+    """Plan the stages of a model: consecutive layers, as `TracedModel.cut` cuts them.
 
     batch: any, of which one row is run. Raises RecipeError for a model that cannot be cut so often.
     """
+    layers = find_stage_layers(module)
+    check_layers(module, len(layers), stages)
+    return trace_model(module, objective, batch).cut(stages)
+
+
+def check_layers(module: nn.Module, layers: int, stages: int) -> None:
+    """Raise RecipeError where a model has fewer layers than there are stages."""
+    if layers < stages:
+        raise RecipeError(
+            f"mesh: pipeline: {type(module).__name__} has {layers} layers, which are too few for {stages} stages. "
+            f"Choose a smaller pipeline, or a schedule with one stage on each rank (gpipe, 1f1b)"
+        )
+
+
+def find_stage_layers(module: nn.Module) -> list[nn.Module]:
+    """Find the layers that stages have some of each. Raises RecipeError unless a model has one list of them."""
     lists = find_layer_lists(module)
-    name = type(module).__name__
     if len(lists) != 1:
         raise RecipeError(
-            f"mesh: pipeline: {name} has {len(lists) or 'no'} lists of repeated layers, and one is cut into stages. "
-            f"Leave pipeline out"
+            f"mesh: pipeline: {type(module).__name__} has {len(lists) or 'no'} lists of repeated layers, and one is "
+            f"cut into stages. Leave pipeline out"
         )
-    layers = list(lists[0].children())
-    if len(layers) < stages:
-        raise RecipeError(
-            f"mesh: pipeline: {name} has {len(layers)} layers, which are too few for {stages} stages. Choose a smaller "
-            f"pipeline, or a schedule with one stage on each rank (gpipe, 1f1b)"
-        )
-    trace = LayerTrace(module, layers)
+    return list(lists[0].children())
+
+
+def trace_model(module: nn.Module, objective: Objective, batch: Batch) -> TracedModel:
+    """Trace a forward pass of one row of a batch. Raises RecipeError for a model whose layers cannot be run apart."""
+    trace = LayerTrace(module, find_stage_layers(module))
     trace.run(objective, objective.split(batch, 1)[0])
-    before, *costs, after = trace.flops
-    ranges = cut_evenly([before + costs[0], *costs[1:-1], costs[-1] + after] if len(costs) > 1 else costs, stages)
-    sums = [float(sum(costs[part.start : part.stop])) for part in ranges]
-    sums[0] += before
-    sums[-1] += after
-    return StagePlan(ranges, tuple(sums), frozenset(trace.before), frozenset(trace.after), trace.values)
+    return TracedModel(tuple(trace.flops), frozenset(trace.before), frozenset(trace.after), trace.values)
 
 
 def cut_evenly(costs: Sequence[float], parts: int) -> tuple[range, ...]:

@@ -11,9 +11,10 @@ from laconic.progress import Steps
 from laconic.units import format_count
 from train.planner.combinations import Combination, list_combinations
 from train.planner.device_rates import DeviceRates, measure_optimizer, measure_rates
+from train.planner.mesh_prediction import predict_per_device
 from train.planner.meta_model import MetaModel
 from train.planner.parallel_map import map_parallel, preload_workers
-from train.planner.prediction import MemoryPrediction, check_predictable, predict_per_device
+from train.planner.prediction import MemoryPrediction
 from train.settings import Training
 
 HEADROOM = 0.05
@@ -135,9 +136,8 @@ def plan_memory(
     host's; by default, whether the device is a GPU. devices: how many share a batch, as the settings' mesh says.
     rates: of the device; measured by default. workers: most processes that predict, as of `map_parallel`.
 
-    Raises RecipeError where `length` is more than the model takes, and for a mesh that cannot be predicted.
+    Raises RecipeError where `length` is more than the model takes.
     """
-    check_predictable(training)
     steps = steps or Steps()
     apart = device.type != "cpu" if apart is None else apart
     if model.longest is not None and length > model.longest:

@@ -147,6 +147,14 @@ class MemoryTimeline:
                 peaks[name] = event
         return peaks
 
+    def list_spans(self) -> list[tuple[str, int, int]]:
+        """List the phases in the order of the run, those that repeat one by one: name, first event, and the one after
+        the last."""
+        names = [phase for phase, _ in self.positions]
+        starts = [0, *(index for index in range(1, len(names)) if names[index] != names[index - 1]), len(names)]
+        edges = np.searchsorted(self.places, starts)
+        return [(names[begin], int(a), int(b)) for begin, a, b in zip(starts, edges, edges[1:], strict=False)]
+
     def phases(self) -> dict[str, dict[Category, int]]:
         """Return the device's bytes by category at the peak of each phase."""
         return {phase: self.at(event) for phase, event in self.find_peaks(lambda position: position[0]).items()}

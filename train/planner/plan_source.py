@@ -1,6 +1,7 @@
 """The memory plan of a source, from the options of the command line and a recipe."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,26 @@ from laconic.units import parse_bytes
 from train.parallel.mesh import Mesh
 from train.planner.device_rates import measure_rates
 from train.planner.memory_plan import MemoryPlan, plan_memory
-from train.planner.meta_model import open_meta_model
+from train.planner.mesh_plan import Link, MeshPlan, plan_mesh
+from train.planner.meta_model import MetaModel, open_meta_model
 from train.settings import TrainingRecipe
 
 
-def plan_source(
+@dataclass(frozen=True)
+class PlannedSource:
+    """What is planned. length: tokens. memory: bytes of each device. device: whose speed counts. apart: whether its
+    memory is separate from the host's."""
+
+    model: MetaModel
+    training: TrainingRecipe
+    length: int
+    memory: int
+    devices: int
+    device: torch.device
+    apart: bool
+
+
+def open_planned_source(
     source: Path,
     *,
     memory: str,
@@ -30,8 +46,8 @@ def plan_source(
     devices: int = 1,
     measure: bool = False,
     trust: bool = False,
-) -> MemoryPlan:
-    """Plan the training of a source.
+) -> PlannedSource:
+    """Open what is planned.
 
     memory: of each device, as "8GiB". batch, length, task, builder: override the recipe. recipe: YAML file with the
     settings of training. device: "cpu" or "cuda", to plan for; by default what this machine has. devices: how many
@@ -54,15 +70,38 @@ def plan_source(
     asked = length or training.max_length or min(model.longest or most, most)
     if measure:
         measure_rates(here, again=True)
+    return PlannedSource(model, training, asked, size, devices, here, (device or here.type) == "cuda")
+
+
+def plan_source(planned: PlannedSource, *, trust: bool = False) -> MemoryPlan:
+    """Plan the techniques of the training of a source. Raises RecipeError. trust: whether the recipe may name code."""
+    if planned.training.mesh.auto and planned.devices > 1:
+        raise UsageError("mesh: auto depends on what connects the devices. Give --link, as --link ethernet")
     with trust_addresses(trust):
         return plan_memory(
-            model,
-            training,
-            length=asked,
-            memory=size,
-            device=here,
-            apart=(device or here.type) == "cuda",
-            devices=devices,
+            planned.model,
+            planned.training,
+            length=planned.length,
+            memory=planned.memory,
+            device=planned.device,
+            apart=planned.apart,
+            devices=planned.devices,
+            workers=cores(),
+        )
+
+
+def plan_source_mesh(planned: PlannedSource, link: Link, *, trust: bool = False) -> MeshPlan:
+    """Plan the mesh of the training of a source. Raises RecipeError. trust: whether the recipe may name code."""
+    with trust_addresses(trust):
+        return plan_mesh(
+            planned.model,
+            planned.training,
+            length=planned.length,
+            devices=planned.devices,
+            memory=planned.memory,
+            link=link,
+            device=planned.device,
+            apart=planned.apart,
             workers=cores(),
         )
 

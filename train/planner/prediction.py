@@ -11,6 +11,7 @@ from torch import nn
 
 from laconic.errors import RecipeError
 from train.offload.memory_accounting import CATEGORIES, Category, account_as
+from train.parallel.mesh import Axis, AxisSizes
 from train.parallel.ranks import Ranks
 from train.planner.depth_extrapolation import (
     ENDS,
@@ -39,16 +40,25 @@ class MemoryPrediction:
     """The predicted memory and cost of a training step.
 
     peak, host: peak memory of the device and of the host, in bytes. at_peak: the device's bytes by category at its
-    peak. phases: the same at the peak of each phase. cost: of one step, over all micro-batches. timeline: every
-    allocation, where the whole depth was simulated.
+    peak. parts: the same at the peak of each part of the step, as `name_part` names it. cost: of one step, over all
+    micro-batches. timeline: every allocation, where the whole depth was simulated.
     """
 
     peak: int
     host: int
     at_peak: Mapping[Category, int]
-    phases: Mapping[str, Mapping[Category, int]]
+    parts: Mapping[str, Mapping[Category, int]]
     cost: StepCost
     timeline: MemoryTimeline | None = None
+
+    @property
+    def phases(self) -> dict[str, Mapping[Category, int]]:
+        """The device's bytes by category at the peak of each phase."""
+        phases: dict[str, Mapping[Category, int]] = {}
+        for name, part in self.parts.items():
+            phase = name.partition(" ")[0]
+            phases[phase] = max(phases.get(phase, part), part, key=sum_categories)
+        return phases
 
     @property
     def total(self) -> int:
@@ -86,7 +96,9 @@ def predict(
     if depth is None:
         timeline, cost = simulate_step(model.copy(), model, training, parts, length, rates, ranks)
         host = int(timeline.host.max(initial=0))
-        return MemoryPrediction(timeline.peak(), host, timeline.at_peak(), timeline.phases(), cost, timeline)
+        peaks = timeline.find_peaks(" ".join)
+        parts_at = {name: timeline.at(event) for name, event in peaks.items()}
+        return MemoryPrediction(timeline.peak(), host, timeline.at_peak(), parts_at, cost, timeline)
     simulated = []
     for layers in simulated_depths(ends):
         with truncate_stack(model.module, layers):
@@ -102,36 +114,24 @@ def predict_rank(
     other rank exists, and nothing is sent. `training.batch_size` is the global batch.
 
     The time is that of the computation alone: communication depends on what connects the ranks. whole: as in `predict`.
-    Raises RecipeError where the mesh does not fit so many ranks, the batch has fewer rows than there are ranks, or
-    ranks compute parts of layers.
+    Raises RecipeError where the mesh does not fit so many ranks, or the batch has fewer rows than there are ranks with
+    rows of their own. The mesh has no pipeline: `predict_mesh` is for those.
     """
-    check_predictable(training)
-    if training.batch_size < world:
-        raise RecipeError(
-            f"a batch of {training.batch_size} rows cannot be shared by {world} ranks. Give each rank a row at least"
-        )
+    sizes = training.mesh.resolve(world)
+    count_rows(training, sizes)
     with open_fake_process_group(world):
         ranks = Ranks.of(0, world, torch.device("cpu"), training.mesh)
         return predict(model, training, length, rates, whole=whole, ranks=ranks)
 
 
-def check_predictable(training: Training) -> None:
-    """Raise RecipeError for a mesh whose memory would be predicted wrongly."""
-    for axis in ("tensor", "pipeline"):
-        if (ranks := getattr(training.mesh, axis)) > 1:
-            raise RecipeError(
-                f"mesh: the memory of {axis}: {ranks} cannot be predicted yet. Plan with {axis}: 1, whose ranks need "
-                f"more, or with shard: null"
-            )
-
-
-def predict_per_device(
-    model: MetaModel, training: Training, length: int, rates: DeviceRates, devices: int, *, whole: bool = False
-) -> MemoryPrediction:
-    """Predict a step of one device, where `devices` of them share the batch."""
-    if devices == 1:
-        return predict(model, training, length, rates, whole=whole)
-    return predict_rank(model, training, length, rates, devices, whole=whole)
+def count_rows(training: Training, sizes: AxisSizes) -> int:
+    """Count the rows of a step on one rank. Raises RecipeError where a rank would have none."""
+    parts = sizes.replicate * sizes.shard
+    if training.batch_size < parts:
+        raise RecipeError(
+            f"a batch of {training.batch_size} rows cannot be shared by {parts} ranks. Give each rank a row at least"
+        )
+    return ceil(training.batch_size / parts)
 
 
 def simulate_step(
@@ -144,7 +144,7 @@ def simulate_step(
     ranks: Ranks,
 ) -> tuple[MemoryTimeline, StepCost]:
     """Simulate one step of the module, which may be a shallow copy of the model's, for its memory timeline and cost."""
-    rows, times = ceil(training.batch_size / ranks.world), 1.0
+    rows, times = ceil(training.batch_size / ranks.data_world), 1.0
     if parts.micro_batch is not None and rows > MICRO * parts.micro_batch:
         times = rows / (MICRO * parts.micro_batch)
         rows = MICRO * parts.micro_batch
@@ -156,19 +156,27 @@ def simulate_step(
         places = any(technique.places_weights for technique in parts.techniques.values())
         with account_as("host" if places else "device"):
             fakify(module)
-        step = make_step_parts(module, objective, parts, torch.device("cpu"))
+        tensor, sharded = ranks.select_axes("tensor"), training.mesh.is_sharded
+        step = make_step_parts(module, objective, parts, torch.device("cpu"), sharded=sharded, tensor=tensor)
         # No more micro-batches than are simulated.
-        distribute_step(step, training.model_copy(update={"batch_size": rows * ranks.world}), ranks)
+        distribute_step(step, training.model_copy(update={"batch_size": rows * ranks.data_world}), ranks)
         state = step.assemble()
         states.append(state)
         return state, objective.make_example(rows, length)
 
-    meter = CostMeter(rates)
+    meter = CostMeter(rates, name_groups(ranks))
     timeline = simulate(prepare, meter=meter, clip=training.max_grad_norm)
     cost = cost_optimizer(states[0], parts, meter.phases.pop(STEPPING, StepCost()), rates)
     for phase, part in meter.phases.items():
         cost = cost.plus(part, times if phase in ("forward", "backward") else 1.0)
     return timeline, cost
+
+
+def name_groups(ranks: Ranks) -> dict[str, Axis]:
+    """Return the axes of the ranks by the names of their process groups."""
+    names: tuple[Axis, ...] = ("shard", "tensor")
+    axes = {name: ranks.select_axes(name) for name in names}
+    return {str(axis.get_group().group_name): name for name, axis in axes.items() if axis is not None}
 
 
 def cost_optimizer(state: TrainState, parts: TrainingComponents, metered: StepCost, rates: DeviceRates) -> StepCost:
@@ -187,15 +195,11 @@ def extrapolate_prediction(simulated: list[tuple[MemoryTimeline, StepCost]], dep
     for name in sorted(peaks[0].keys() & peaks[1].keys()):
         before, after = low.at(peaks[0][name]), high.at(peaks[1][name])
         parts[name] = {kind: round(extrapolate((before[kind], after[kind]), depth, ends)) for kind in CATEGORIES}
-    phases: dict[str, dict[Category, int]] = {}
-    for name, part in parts.items():
-        phase = name.partition(" ")[0]
-        phases[phase] = max(phases.get(phase, part), part, key=sum_categories)
-    at_peak = max(phases.values(), key=sum_categories)
+    at_peak = max(parts.values(), key=sum_categories)
     host = extrapolate((float(low.host.max(initial=0)), float(high.host.max(initial=0))), depth, ends)
     (a, b) = simulated_depths(ends)
     cost = replace(low_cost).plus(high_cost.plus(low_cost, -1.0), (depth - a) / (b - a))
-    return MemoryPrediction(sum_categories(at_peak), round(host), at_peak, phases, cost)
+    return MemoryPrediction(sum_categories(at_peak), round(host), at_peak, parts, cost)
 
 
 def sum_categories(part: Mapping[Category, int]) -> int:

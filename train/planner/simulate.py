@@ -16,8 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._prims_common import is_non_overlapping_and_dense_or_false
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.autograd.graph import _engine_run_backward
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -115,6 +116,8 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         storage = tensor.untyped_storage()
         if storage in self._indices:
             return [int(self._indices[storage])]
+        if tensor.device.type == "meta":
+            return []
         account = current_account()
         side = account.side if tensor.device.type == self.device.type else "host"
         index = self.log.allocate(storage.nbytes(), side, account.category)
@@ -289,11 +292,23 @@ def make_fake_mode() -> FakeTensorMode:
 @contextmanager
 def open_fake_process_group(world: int) -> Iterator[None]:
     """Make this process rank 0 of a fake group of `world` ranks in the body: no other exists, and nothing is sent."""
+    hook, concatenate = sys.excepthook, DeviceMesh._concatenate
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+
+    def concatenate_really(meshes: list[DeviceMesh]) -> DeviceMesh:
+        with unset_fake_temporarily():  # it looks for the coordinates of this rank in a tensor
+            return concatenate(meshes)
+
+    DeviceMesh._concatenate = staticmethod(concatenate_really)  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
+        DeviceMesh._concatenate = staticmethod(concatenate)  # type: ignore[method-assign, assignment]
         dist.destroy_process_group()
+        # What DTensor keeps for a mesh serves for equal meshes, whose groups have other names in another world.
+        torch._C._clear_DTensor_sharding_propagator_cache()
+        DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
+        sys.excepthook = hook  # of the group, it would write "[rank0]" before each line
 
 
 def fakify(module: nn.Module) -> nn.Module:
@@ -313,4 +328,7 @@ def fakify(module: nn.Module) -> nn.Module:
             for name, tensor in list(held.items()):
                 if tensor is not None:
                     held[name] = make_fake(tensor)  # type: ignore[assignment]
+        for name, value in vars(part).items():
+            if isinstance(value, Tensor):  # as a buffer that is kept under a second name
+                setattr(part, name, make_fake(value))
     return module

@@ -1,13 +1,18 @@
 """The time of a training step: a roofline estimate from FLOPs and bytes of its operations and the device's rates."""
 
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
 from train.offload.memory_accounting import current_account
+from train.parallel.mesh import Axis
 from train.planner.device_rates import DeviceRates
 
 FREE = frozenset(
@@ -16,6 +21,8 @@ FREE = frozenset(
 """Operations that read and write no bytes, besides those that are marked as views."""
 STEPPING = "stepping"
 """The phase that the optimizer's own operations are counted in, wherever in the step they run."""
+COLLECTIVES = ("c10d", "_c10d_functional")
+"""Namespaces of the operations that send to other ranks."""
 ATTENTION = ("scaled_dot_product", "flash_attention")
 
 
@@ -24,13 +31,17 @@ class StepCost:
     """The cost of a step or of a part of it.
 
     device: seconds of operations on the device. copies: seconds of copies between device and host. host: seconds of
-    operations on the host. flops: the device's floating-point operations.
+    operations on the host. flops: the device's floating-point operations. shard, tensor: bytes that a rank sends along
+    these axes of a mesh, if they are very long: n ranks in a ring send (n - 1) / n of it. Its time is in none of the
+    others.
     """
 
     device: float = 0.0
     copies: float = 0.0
     host: float = 0.0
     flops: float = 0.0
+    shard: float = 0.0
+    tensor: float = 0.0
 
     def seconds(self) -> float:
         """Return the duration: copies overlap with the device's operations, the host's operations do not."""
@@ -43,14 +54,18 @@ class StepCost:
             self.copies + times * other.copies,
             self.host + times * other.host,
             self.flops + times * other.flops,
+            self.shard + times * other.shard,
+            self.tensor + times * other.tensor,
         )
 
 
 @dataclass(eq=False)
 class CostMeter:
-    """Adds up the cost of operations by phase of the step, from their FLOPs and bytes."""
+    """Adds up the cost of operations by phase of the step, from their FLOPs and bytes. groups: axes of the mesh by the
+    names of their process groups."""
 
     rates: DeviceRates
+    groups: Mapping[str, Axis] = field(default_factory=dict)
     phases: dict[str, StepCost] = field(default_factory=dict)
     _passes: dict[tuple[int, int], float] = field(default_factory=dict)
 
@@ -60,6 +75,9 @@ class CostMeter:
         cost = self.phases.setdefault(phase, StepCost())
         outputs = find_tensors(out)
         account = current_account()
+        if func.namespace in COLLECTIVES:
+            self.add_traffic(cost, func, (*args, *kwargs.values()), outputs, account.times)
+            return
         if account.copying:
             cost.copies += account.times * self.rates.copies(float(count_bytes(outputs)))
             return
@@ -78,12 +96,32 @@ class CostMeter:
             cost.device += account.times * seconds
             cost.flops += account.times * flops
 
+    def add_traffic(self, cost: StepCost, func: Any, args: Any, outputs: list[Tensor], times: int) -> None:
+        """Add the bytes of a collective: of the largest of its tensors, and twice that where each rank gets the sum."""
+        axis = self.groups.get(find_group(args))
+        amount = times * max((tensor.nbytes for tensor in (*find_tensors(args), *outputs)), default=0)
+        if "reduce" in func.name() and "scatter" not in func.name():
+            amount *= 2
+        if axis == "shard":
+            cost.shard += amount
+        elif axis == "tensor":
+            cost.tensor += amount
+
     def pass_over(self, rates: DeviceRates, touched: int) -> float:
         """Return the seconds of an elementwise operation on so many bytes; most sizes occur many times in a step."""
         key = id(rates), touched
         if key not in self._passes:
             self._passes[key] = rates.passes(float(touched))
         return self._passes[key]
+
+
+def find_group(args: Iterable[Any]) -> str:
+    """Find the name of the process group among the arguments of a collective; empty without one."""
+    for value in args:
+        if isinstance(value, torch.ScriptObject):
+            with suppress(RuntimeError, TypeError):
+                return str(dist.ProcessGroup.unbox(value).group_name)
+    return next((value for value in reversed([*args]) if isinstance(value, str)), "")
 
 
 @cache

@@ -87,6 +87,10 @@ class ParallelStrategy:
         """Return a model that can be called any number of times, outside of a step and by all ranks alike."""
         return module
 
+    def name_mesh(self) -> str:
+        """Name the mesh that the model is on, as "shard 2 x tensor 2"."""
+        return "1 rank"
+
     def describe(self) -> str:
         """Describe how the model is cut, in a line; empty where it is not."""
         return ""

@@ -1,0 +1,59 @@
+"""One stage of a pipeline whose other ranks do not exist, for the simulation of a step."""
+
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from train.offload.memory_accounting import account_as
+from train.parallel.mesh import Mesh
+from train.parallel.pipeline import Pipeline, StepInputs, enter_forward
+from train.parallel.ranks import Ranks
+from train.step.gradient_norm import to_shard
+from train.step.objective import Batch
+from train.step.parallel_strategy import SteppedModel
+from train.step.step_parts import StepParts
+
+PASSES = 2
+"""Micro-batches that are simulated: the first allocates the gradients that all others add to."""
+
+
+class SimulatedPipeline(Pipeline):
+    """Takes the memory of one stage: micro-batches pass it forward, and after that backward, with the buffers that
+    torch's schedules have for hidden states and their gradients."""
+
+    def distribute(self, parts: StepParts, ranks: Ranks, batch_size: int, mesh: Mesh) -> None:
+        parts.accumulate_gradients(batch_size // PASSES)
+        super().distribute(parts, ranks, batch_size, mesh)
+
+    @property
+    def hidden_bytes(self) -> int:
+        """Bytes of the hidden states of a micro-batch between two stages, after a step."""
+        return self._hidden.nbytes
+
+    def accumulate_gradients(self, state: SteppedModel, parts: Sequence[Batch], total: float) -> Tensor:
+        self._inputs = StepInputs(parts, total, partial(enter_forward, state))
+        self._hidden = self._find_hidden(parts[0])
+        (stage,) = self._own
+        with account_as(category="activations"):
+            received = [self._make_buffer().requires_grad_() if stage else None for _ in parts]
+            arriving = [self._make_buffer() if stage < len(self._places) - 1 else None for _ in parts]
+        outputs = deque(
+            self._run_stage(state.loss_module, stage, hidden, number) for number, hidden in enumerate(received)
+        )
+        for gradient, hidden in zip(arriving, received, strict=True):
+            with state.phase("backward"):
+                torch.autograd.backward([outputs.popleft()], [gradient])  # type: ignore[list-item]
+                if hidden is not None:
+                    hidden.grad = None
+        with state.phase("backward"):
+            for weight in self._tied:
+                parameter = weight.part._parameters[weight.name]
+                if parameter is not None and parameter.grad is not None:
+                    torch.empty_like(to_shard(parameter.grad))  # that of the other end
+        return torch.zeros((), device=self._device)
+
+    def _make_buffer(self) -> Tensor:
+        return torch.empty(self._hidden.shape, dtype=self._hidden.dtype, device=self._device)

@@ -1,0 +1,194 @@
+"""The memory, the bubble and the traffic of a mesh, put together from a few ranks that are simulated."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from train.offload.memory_accounting import CATEGORIES, Category
+from train.parallel.mesh import Axis, AxisSizes, ScheduleName
+from train.planner.device_rates import DeviceRates
+from train.planner.mesh_cases import (
+    Case,
+    CaseJob,
+    arrange_stages,
+    combine_predictions,
+    list_rank_cases,
+    list_stage_cases,
+    make_job,
+)
+from train.planner.meta_model import MetaModel
+from train.planner.prediction import MemoryPrediction, count_rows, predict, predict_rank, sum_categories
+from train.planner.stage_footprint import StageFootprint, combine_footprints, sum_costs
+from train.planner.stage_walk import GRADIENTS, PARAMETERS, StageWalk, compute_bubble, order_actions
+from train.planner.step_cost import StepCost
+from train.settings import Training
+
+Simulated = Mapping[Case, StageFootprint | MemoryPrediction]
+
+
+@dataclass(frozen=True)
+class MeshPrediction:
+    """What a mesh takes. schedule: None without a pipeline. layers: of each rank of the pipeline. ranks: the bytes of
+    each at its peak, by category. host: bytes of the host that a rank takes. bubble: share of the time in which equal
+    stages wait for each other. compute: seconds of a step, without communication. traffic: bytes that the busiest rank
+    sends in a step, by axis. cost: of the slowest rank."""
+
+    sizes: AxisSizes
+    schedule: ScheduleName | None
+    rows: int
+    micro_batches: int
+    layers: tuple[int, ...]
+    ranks: tuple[Mapping[Category, int], ...]
+    host: int
+    bubble: float
+    compute: float
+    traffic: Mapping[Axis, float]
+    cost: StepCost
+
+    @property
+    def need(self) -> int:
+        """Bytes of the rank that needs the most."""
+        return max(map(sum_categories, self.ranks))
+
+    def count_seconds(self, link: float) -> float:
+        """Return the seconds of a step, where each rank sends `link` bytes a second, and computes nothing meanwhile."""
+        return self.compute + sum(self.traffic.values()) / link
+
+    def to_memory(self) -> MemoryPrediction:
+        """Return the rank that needs the most, as the prediction of one device."""
+        at_peak = max(self.ranks, key=sum_categories)
+        cost = StepCost(device=self.compute, flops=self.cost.flops)
+        return MemoryPrediction(sum_categories(at_peak), self.host, at_peak, {"step": at_peak}, cost)
+
+
+def predict_per_device(
+    model: MetaModel, training: Training, length: int, rates: DeviceRates, devices: int, *, whole: bool = False
+) -> MemoryPrediction:
+    """Predict a step of one device, where `devices` of them share the batch: the one that needs the most memory. whole:
+    as of `predict`, for a mesh without a pipeline. Raises RecipeError."""
+    if devices == 1:
+        return predict(model, training, length, rates, whole=whole)
+    sizes, schedule = training.mesh.resolve(devices), training.mesh.schedule
+    if sizes.pipeline == 1:
+        return predict_rank(model, training, length, rates, devices, whole=whole)
+    job = make_job(model, training, length, rates)
+    simulated = {case: job.simulate(case) for case in dict.fromkeys(list_cases(job, sizes, schedule))}
+    return predict_mesh(job, sizes, schedule, simulated).to_memory()
+
+
+def list_cases(job: CaseJob, sizes: AxisSizes, schedule: ScheduleName) -> Iterator[Case]:
+    """Yield what is simulated for a mesh. Raises RecipeError for one that is not possible."""
+    if sizes.pipeline == 1:
+        yield from (case for _, case in list_rank_cases(job.training, sizes))
+        return
+    layout = arrange_stages(job, sizes, schedule)
+    for stage in range(len(layout.layers)):
+        yield from (case for _, case in list_stage_cases(layout, stage, sizes.tensor))
+
+
+def predict_mesh(job: CaseJob, sizes: AxisSizes, schedule: ScheduleName, simulated: Simulated) -> MeshPrediction:
+    """Predict a mesh from the cases that `list_cases` names. Raises RecipeError."""
+    if sizes.pipeline == 1:
+        return predict_whole_ranks(job, sizes, simulated)
+    return predict_stages(job, sizes, schedule, simulated)
+
+
+def predict_whole_ranks(job: CaseJob, sizes: AxisSizes, simulated: Simulated) -> MeshPrediction:
+    """Predict a mesh without a pipeline: all its ranks are alike."""
+    terms: list[tuple[float, Any]] = [
+        (weight, simulated[case]) for weight, case in list_rank_cases(job.training, sizes)
+    ]
+    prediction, rows = combine_predictions(terms), count_rows(job.training, sizes)
+    micro = job.training.components().micro_batch or rows
+    gradients = prediction.phases["optimizer"]["gradients"]
+    traffic: dict[Axis, float] = {
+        "replicate": 2 * share_sent(sizes.replicate) * gradients,
+        "shard": share_sent(sizes.shard) * prediction.cost.shard,
+        "tensor": share_sent(sizes.tensor) * prediction.cost.tensor,
+    }
+    return MeshPrediction(
+        sizes,
+        None,
+        rows,
+        -(-rows // micro),
+        (),
+        (prediction.at_peak,),
+        prediction.host,
+        0.0,
+        prediction.cost.seconds(),
+        {axis: amount for axis, amount in traffic.items() if amount},
+        prediction.cost,
+    )
+
+
+def predict_stages(job: CaseJob, sizes: AxisSizes, schedule: ScheduleName, simulated: Simulated) -> MeshPrediction:
+    """Predict a mesh with a pipeline: each of its ranks takes what its stages take, in the order of the schedule."""
+    layout = arrange_stages(job, sizes, schedule)
+    find: Callable[[Case], Any] = simulated.__getitem__
+    footprints = [
+        combine_footprints((weight, find(case)) for weight, case in list_stage_cases(layout, stage, sizes.tensor))
+        for stage in range(len(layout.layers))
+    ]
+    orders = order_actions(schedule, sizes.pipeline, layout.micro_batches)
+    shards = sizes.shard if sizes.shard * sizes.replicate > 1 else None
+    parts = [
+        {stage: footprints[stage] for stage, place in enumerate(layout.places) if place == rank}
+        for rank in range(sizes.pipeline)
+    ]
+    last = len(layout.layers) - 1
+    tied = count_tied(job) / sizes.tensor
+    peaks = [
+        StageWalk(
+            part, last, layout.micro_batches, schedule != "1f1b", shards, tied if {0, last} <= set(part) else 0.0
+        ).run(order)
+        for part, order in zip(parts, orders, strict=True)
+    ]
+    costs = [sum_costs((layout.micro_batches, footprint.passes) for footprint in part.values()) for part in parts]
+    steps = [sum_costs((1 / (shards or 1), footprint.stepping) for footprint in part.values()) for part in parts]
+    bubble = compute_bubble(schedule, sizes.pipeline, layout.micro_batches)
+    sent = [count_sent(part, last, layout.micro_batches, sizes, cost) for part, cost in zip(parts, costs, strict=True)]
+    slowest = max(costs, key=StepCost.seconds)
+    return MeshPrediction(
+        sizes,
+        schedule,
+        count_rows(job.training, sizes),
+        layout.micro_batches,
+        tuple(sum(layout.layers[stage] for stage in part) for part in parts),
+        tuple({kind: round(float(amount)) for kind, amount in zip(CATEGORIES, peak, strict=True)} for peak in peaks),
+        0,
+        bubble,
+        slowest.seconds() / (1 - bubble) + max(step.seconds() for step in steps),
+        max(sent, key=lambda traffic: sum(traffic.values())),
+        slowest,
+    )
+
+
+def count_tied(job: CaseJob) -> int:
+    """Count the bytes of the weights that the first and the last stage have in common."""
+    assert job.traced is not None
+    named = job.model.module.named_parameters(remove_duplicate=False)
+    return sum(
+        weight.nbytes for weight in {weight for name, weight in named if name in job.traced.before & job.traced.after}
+    )
+
+
+def count_sent(
+    footprints: Mapping[int, StageFootprint], last: int, micro_batches: int, sizes: AxisSizes, cost: StepCost
+) -> dict[Axis, float]:
+    """Count the bytes that a rank of a pipeline sends in a step, by axis: hidden states and their gradients, weights
+    that are gathered once and gradients that are reduced once, and the outputs of parts of layers."""
+    hidden = sum(((stage > 0) + (stage < last)) * part.hidden for stage, part in footprints.items())
+    weights = sum(float(part.held[PARAMETERS]) for part in footprints.values())
+    gradients = sum(float(part.gradients[GRADIENTS]) for part in footprints.values())
+    sent: dict[Axis, float] = {
+        "pipeline": micro_batches * hidden,
+        "replicate": 2 * share_sent(sizes.replicate) * gradients / sizes.shard,
+        "shard": share_sent(sizes.shard) * (weights + gradients),
+        "tensor": share_sent(sizes.tensor) * cost.tensor,
+    }
+    return {axis: amount for axis, amount in sent.items() if amount}
+
+
+def share_sent(ranks: int) -> float:
+    """Return the share of a tensor that a rank sends in a ring of so many, where each gathers all of it."""
+    return (ranks - 1) / ranks
