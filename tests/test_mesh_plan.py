@@ -3,42 +3,47 @@
 import json
 import math
 import os
+from dataclasses import replace
 
 import pytest
 import torch
 import transformers
+import yaml
+from pydantic import ValidationError
 from test_fleet import RATES, let_go
 from test_parallel import by_two_ranks
 
+from laconic.commands.mesh_table import print_meshes
+from laconic.errors import RecipeError
 from laconic.files import read_json
 from laconic.models import huggingface, wrappers
+from laconic.progress import Steps
+from train.finetune.mesh_choice import settle_mesh
 from train.parallel.mesh import Mesh
 from train.parallel.pipeline import make_pipeline
+from train.parallel.pipeline_schedules import SCHEDULES, measure_bubble
 from train.parallel.ranks import Ranks, open_ranks
-from train.planner.mesh_cases import make_job
+from train.planner.mesh_cases import EXACT_LAYERS, EXACT_ROWS, make_job, spread
+from train.planner.mesh_plan import choose_mesh, describe_mesh, parse_link, plan_mesh, summarize_meshes
+from train.planner.mesh_plots import plot_meshes
 from train.planner.mesh_prediction import list_cases, predict_mesh
 from train.planner.meta_model import open_meta_model
 from train.planner.prediction import sum_categories
 from train.planner.simulate import trace_memory
-from train.settings import Training
+from train.planner.stage_footprint import StageCase, combine_footprints
+from train.planner.stage_walk import compute_bubble, order_actions
+from train.settings import Training, TrainingRecipe
 from train.step_assembly import distribute_step, make_step_parts
 
 CPU = torch.device("cpu")
 LENGTH, ROWS = 24, 8
 MESHES = {
-    2: {
-        "tensor": {"tensor": 2},
-        "pipeline": {"pipeline": 2},
-        "gpipe": {"pipeline": 2, "schedule": "gpipe"},
-        "interleaved": {"pipeline": 2, "schedule": "interleaved"},
-        "zbv": {"pipeline": 2, "schedule": "zbv"},
-    },
+    2: {"tensor": {"tensor": 2}, "pipeline": {"pipeline": 2}, "zbv": {"pipeline": 2, "schedule": "zbv"}},
     4: {
         "pipeline of four": {"pipeline": 4},
         "shard x tensor": {"shard": 2, "tensor": 2},
         "tensor x pipeline": {"pipeline": 2, "tensor": 2},
         "shard x pipeline": {"pipeline": 2, "shard": 2},
-        "replicate x tensor": {"replicate": 2, "tensor": 2},
     },
 }
 """By the number of ranks."""
@@ -130,3 +135,134 @@ def test_the_prediction_is_what_each_rank_measures(kind, world, name, measured):
         expected = figure[f"{kind} {name}"]
         found = prediction.ranks[rank // apart]
         assert sum_categories(found) == pytest.approx(expected, rel=0.03)
+
+
+def test_what_is_not_simulated_is_on_the_line_through_what_is(tmp_path):
+    subject = open_meta_model(save_config(tmp_path, "llama", 8))
+    layout = {"place": "middle", "layers": 3, "rows": 12, "tensor": 1}
+    job = make_job(subject, settings({}), LENGTH, RATES)
+    exact = job.simulate(StageCase(**layout))
+    line = combine_footprints(
+        (a * b, job.simulate(StageCase("middle", layers, rows, 1)))
+        for a, layers in spread(3, EXACT_LAYERS)
+        for b, rows in spread(12, EXACT_ROWS)
+    )
+    for name in ("held", "gradients", "saved", "forward", "backward", "optimizer"):
+        assert getattr(line, name).sum() == pytest.approx(getattr(exact, name).sum(), rel=0.005), name
+    assert line.hidden == exact.hidden
+    assert line.passes.flops == pytest.approx(exact.passes.flops, rel=0.001)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
+@pytest.mark.parametrize(("ranks", "number"), [(2, 4), (4, 16)])
+def test_the_bubble_is_that_of_torchs_order(schedule, ranks, number):
+    stages = SCHEDULES[schedule].stages
+    share = measure_bubble(order_actions(schedule, ranks, number), [1.0] * (stages * ranks))
+    assert compute_bubble(schedule, ranks, number) == pytest.approx(share, rel=0.02)
+
+
+def test_a_rank_of_a_pipeline_holds_what_is_in_flight(tmp_path):
+    subject = open_meta_model(save_config(tmp_path, "llama"))
+    gpipe, steady = (
+        [rank["activations"] for rank in predict(subject, settings(mesh, 16), 4).ranks]
+        for mesh in ({"pipeline": 4, "schedule": "gpipe"}, {"pipeline": 4})
+    )
+    assert steady == sorted(steady, reverse=True)
+    assert all(all_of_them > few for all_of_them, few in zip(gpipe, steady, strict=True))
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory):
+    """A plan for four ranks of a small model."""
+    model = open_meta_model(save_config(tmp_path_factory.mktemp("planned"), "llama", 2))
+    link = parse_link("2GB/s")
+    return plan_mesh(
+        model, settings({}, 4), length=16, devices=4, memory=2**30, link=link, device=CPU, rates=RATES,
+        steps=Steps(quiet=True),
+    )  # fmt: skip
+
+
+def test_each_mesh_that_divides_the_model_is_planned(planned, tmp_path):
+    content = summarize_meshes(planned)
+    rows = {row["name"]: row for row in content["rows"]}
+    assert content["chosen"] in rows
+    assert {"replicate 4", "shard 4", "shard 2 x tensor 2", "pipeline 2 x tensor 2, 1f1b"} <= set(rows)
+    assert "pipeline 4, 1f1b" not in rows, "there are two layers"
+    pipeline = rows["pipeline 2 x tensor 2, gpipe"]
+    assert len(pipeline["ranks"]) == 2
+    assert pipeline["bubble"] == pytest.approx(1 / (pipeline["micro_batches"] + 1))
+    for row in rows.values():
+        sent = sum(row["traffic"].values())
+        assert row["seconds"] == pytest.approx(row["compute_seconds"] + sent / 2e9)
+
+
+def test_what_ranks_send_is_what_collectives_of_rings_take(planned):
+    rows = {describe_mesh(row): row.prediction.traffic for row in planned.rows}
+    weights, hidden = 4 * planned.model.parameters, 4 * 16 * 64
+    assert rows["replicate 4"] == {"replicate": pytest.approx(2 * 3 / 4 * weights)}
+    assert rows["pipeline 2 x tensor 2, gpipe"]["pipeline"] == 4 * hidden  # of four rows, forward or backward
+    # Weights of layers are gathered twice, the others once, and gradients are reduced.
+    assert 2 * 3 / 4 * weights < rows["shard 4"]["shard"] < 3 * 3 / 4 * weights
+    # A layer sums two outputs, and the gradients of its five first matrices; the embedding and the head sum once each.
+    assert rows["shard 2 x tensor 2"]["tensor"] == pytest.approx((2 * 7 + 2) * 2 * hidden, rel=0.01)
+
+
+def test_the_fastest_mesh_that_fits_is_proposed_and_drawn(planned, tmp_path, capsys):
+    plot_meshes(planned, tmp_path / "a.svg")
+    assert (tmp_path / "a.svg").read_text().startswith("<?xml")
+    print_meshes(planned, everything=True)
+    text = " ".join(capsys.readouterr().out.split())
+    assert "The fastest that fits into 1.00 GiB" in text
+    assert "In a recipe: mesh: {" in text
+    least = min(row.need for row in planned.rows)
+    assert choose_mesh(planned.rows, round(1.1 * least)).need < 1.1 * least
+    print_meshes(replace(planned, memory=1024, chosen=choose_mesh(planned.rows, 1024)))
+    assert "No mesh fits into 1 KiB: the least is" in " ".join(capsys.readouterr().out.split())
+
+
+def test_meshes_are_planned_from_the_command_line(laconic, tmp_path):
+    folder = save_config(tmp_path, "llama", 2)
+    code, out, _ = laconic("plan", folder, "--memory", "1GiB", "--devices", 2, "--link", "nvlink", "--seq", 8, "--json")
+    content = json.loads(out)
+    assert code == 0
+    assert content["chosen"] in [row["name"] for row in content["rows"]]
+    for arguments, message in (
+        (["--devices", 2, "--link", "string"], "link 'string' is not known; expected nvlink, infiniband"),
+        (["--devices", 2, "--link", "nvlink", "--timeline", tmp_path / "a.svg"], "no timeline is drawn"),
+        (["--link", "nvlink"], "--link connects several devices"),
+    ):
+        code, _, err = laconic("plan", folder, "--memory", "1GiB", *arguments)
+        assert code == 2
+        assert message in err
+
+
+def choose_each(rank, folder):
+    """The mesh that is left to the planner, on this rank."""
+    recipe = TrainingRecipe(source="none", data={"train": "none"}, batch_size=4, mesh="auto")
+    subject = open_meta_model(folder / "llama")
+    with open_ranks(CPU, recipe.mesh) as ranks:
+        settled, ranks = settle_mesh(recipe, subject, 16, ranks, Steps(quiet=True))
+        figures = {"mesh": settled.mesh.model_dump(), "sizes": str(ranks.sizes), "first": ranks.is_first}
+        tight = recipe.model_copy(update={"memory": 1024})
+        try:
+            settle_mesh(tight, subject, 16, ranks, Steps(quiet=True))
+        except RecipeError as error:
+            figures["refused"] = str(error)
+    (folder / f"auto-{rank}.json").write_text(json.dumps(figures))
+
+
+def test_ranks_take_the_mesh_that_the_first_has_chosen_and_one_process_none(tmp_path, monkeypatch):
+    save_config(tmp_path, "llama", 2)
+    assert by_two_ranks(choose_each, tmp_path, monkeypatch) == [0, 0]
+    first, second = (json.loads((tmp_path / f"auto-{rank}.json").read_text()) for rank in range(2))
+    assert first["mesh"] == second["mesh"]
+    assert not first["mesh"]["auto"]
+    assert first["sizes"] == second["sizes"] == str(Mesh(**first["mesh"]).resolve(2))
+    assert first["refused"] == second["refused"]
+    assert "meshes of 2 ranks fits into 1 KiB" in first["refused"]
+    recipe = TrainingRecipe(source="none", data={"train": "none"}, mesh="auto")
+    assert TrainingRecipe.model_validate(yaml.safe_load(recipe.to_yaml())) == recipe
+    settled, ranks = settle_mesh(recipe, open_meta_model(tmp_path / "llama"), 16, Ranks(), Steps(quiet=True))
+    assert (settled.mesh, ranks) == (Mesh(), Ranks())
+    with pytest.raises(ValidationError, match="auto chooses shard, which stands beside it"):
+        Mesh(auto=True, shard=2)

@@ -45,7 +45,7 @@ class SimulatedPipeline(Pipeline):
         )
         for gradient, hidden in zip(arriving, received, strict=True):
             with state.phase("backward"):
-                torch.autograd.backward([outputs.popleft()], [gradient])  # type: ignore[list-item]
+                torch.autograd.backward([outputs.popleft()], [gradient])
                 if hidden is not None:
                     hidden.grad = None
         with state.phase("backward"):

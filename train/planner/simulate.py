@@ -303,11 +303,11 @@ def open_fake_process_group(world: int) -> Iterator[None]:
     try:
         yield
     finally:
-        DeviceMesh._concatenate = staticmethod(concatenate)  # type: ignore[method-assign, assignment]
+        DeviceMesh._concatenate = staticmethod(concatenate)  # type: ignore[method-assign]
         dist.destroy_process_group()
         # What DTensor keeps for a mesh serves for equal meshes, whose groups have other names in another world.
         torch._C._clear_DTensor_sharding_propagator_cache()
-        DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
+        DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()  # type: ignore[no-untyped-call]
         sys.excepthook = hook  # of the group, it would write "[rank0]" before each line
 
 
