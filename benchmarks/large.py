@@ -31,8 +31,9 @@ from laconic.tasks.token_positions import IGNORED
 from train.parallel.mesh import Mesh
 from train.planner.combinations import list_combinations
 from train.planner.device_rates import DeviceRates, measure_rates
+from train.planner.memory_prediction import MemoryPrediction
 from train.planner.meta_model import MetaModel
-from train.planner.prediction import MemoryPrediction, predict, predict_rank
+from train.planner.prediction import predict, predict_rank
 from train.settings import Training
 from train.step.objective import Objective
 

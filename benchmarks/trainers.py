@@ -38,7 +38,8 @@ from train.callbacks.callback import StepReport
 from train.callbacks.run_estimate import RunEstimate
 from train.planner.combinations import format_technique
 from train.planner.device_rates import measure_rates
-from train.planner.memory_plan import HEADROOM, plan_memory
+from train.planner.memory_plan import plan_memory
+from train.planner.memory_prediction import HEADROOM
 from train.planner.meta_model import open_meta_model
 from train.planner.prediction import predict
 from train.settings import Training

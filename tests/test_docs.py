@@ -20,7 +20,7 @@ from laconic.recipes.goal import Goal
 from laconic.recipes.recipe import Data, Recipe
 from train.data.loader_settings import LoaderSettings
 from train.parallel.mesh import Mesh
-from train.planner.memory_plan import HEADROOM
+from train.planner.memory_prediction import HEADROOM
 from train.settings import Training, TrainingData, TrainingRecipe
 from train.step.compatibility import EXCLUSIVE_SLOTS, NEEDS
 

@@ -15,8 +15,9 @@ from laconic.errors import RecipeError
 from train.parallel.mesh import Mesh
 from train.parallel.ranks import Ranks, open_ranks
 from train.planner.device_rates import DeviceRates, RateCurve
+from train.planner.memory_prediction import sum_categories
 from train.planner.meta_model import open_meta_model
-from train.planner.prediction import predict_rank, sum_categories
+from train.planner.prediction import predict_rank
 from train.planner.simulate import trace_memory
 from train.settings import Training
 from train.step_assembly import distribute_step, make_step_parts

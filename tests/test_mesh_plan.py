@@ -23,14 +23,16 @@ from train.parallel.mesh import Mesh
 from train.parallel.pipeline import make_pipeline
 from train.parallel.pipeline_schedules import SCHEDULES, measure_bubble
 from train.parallel.ranks import Ranks, open_ranks
-from train.planner.mesh_cases import EXACT_LAYERS, EXACT_ROWS, make_job, spread
-from train.planner.mesh_plan import choose_mesh, describe_mesh, parse_link, plan_mesh, summarize_meshes
+from train.planner.memory_prediction import sum_categories
+from train.planner.mesh_cases import EXACT_LAYERS, EXACT_ROWS, spread
+from train.planner.mesh_plan import CaseSimulator, choose_mesh, describe_mesh, parse_link, plan_mesh
 from train.planner.mesh_plots import plot_meshes
 from train.planner.mesh_prediction import list_cases, predict_mesh
+from train.planner.mesh_summary import summarize_meshes
 from train.planner.meta_model import open_meta_model
-from train.planner.prediction import sum_categories
 from train.planner.simulate import trace_memory
 from train.planner.stage_footprint import StageCase, combine_footprints
+from train.planner.stage_simulation import make_job
 from train.planner.stage_walk import compute_bubble, order_actions
 from train.settings import Training, TrainingRecipe
 from train.step_assembly import distribute_step, make_step_parts
@@ -120,7 +122,9 @@ def measured(tmp_path_factory):
 def predict(subject, training, world, rates=RATES):
     job = make_job(subject, training, LENGTH, rates)
     sizes = training.mesh.resolve(world)
-    simulated = {case: job.simulate(case) for case in set(list_cases(job, sizes, training.mesh.schedule))}
+    simulated = {
+        case: CaseSimulator(job).simulate(case) for case in set(list_cases(job, sizes, training.mesh.schedule))
+    }
     return predict_mesh(job, sizes, training.mesh.schedule, simulated)
 
 
@@ -141,9 +145,9 @@ def test_what_is_not_simulated_is_on_the_line_through_what_is(tmp_path):
     subject = open_meta_model(save_config(tmp_path, "llama", 8))
     layout = {"place": "middle", "layers": 3, "rows": 12, "tensor": 1}
     job = make_job(subject, settings({}), LENGTH, RATES)
-    exact = job.simulate(StageCase(**layout))
+    exact = CaseSimulator(job).simulate(StageCase(**layout))
     line = combine_footprints(
-        (a * b, job.simulate(StageCase("middle", layers, rows, 1)))
+        (a * b, CaseSimulator(job).simulate(StageCase("middle", layers, rows, 1)))
         for a, layers in spread(3, EXACT_LAYERS)
         for b, rows in spread(12, EXACT_ROWS)
     )
@@ -241,11 +245,11 @@ def choose_each(rank, folder):
     recipe = TrainingRecipe(source="none", data={"train": "none"}, batch_size=4, mesh="auto")
     subject = open_meta_model(folder / "llama")
     with open_ranks(CPU, recipe.mesh) as ranks:
-        settled, ranks = settle_mesh(recipe, subject, 16, ranks, Steps(quiet=True))
+        settled, ranks = settle_mesh(recipe, subject, 16, ranks, Steps(quiet=True), 2**30)
         figures = {"mesh": settled.mesh.model_dump(), "sizes": str(ranks.sizes), "first": ranks.is_first}
         tight = recipe.model_copy(update={"memory": 1024})
         try:
-            settle_mesh(tight, subject, 16, ranks, Steps(quiet=True))
+            settle_mesh(tight, subject, 16, ranks, Steps(quiet=True), 2**30)
         except RecipeError as error:
             figures["refused"] = str(error)
     (folder / f"auto-{rank}.json").write_text(json.dumps(figures))
@@ -262,7 +266,7 @@ def test_ranks_take_the_mesh_that_the_first_has_chosen_and_one_process_none(tmp_
     assert "meshes of 2 ranks fits into 1 KiB" in first["refused"]
     recipe = TrainingRecipe(source="none", data={"train": "none"}, mesh="auto")
     assert TrainingRecipe.model_validate(yaml.safe_load(recipe.to_yaml())) == recipe
-    settled, ranks = settle_mesh(recipe, open_meta_model(tmp_path / "llama"), 16, Ranks(), Steps(quiet=True))
+    settled, ranks = settle_mesh(recipe, open_meta_model(tmp_path / "llama"), 16, Ranks(), Steps(quiet=True), 2**30)
     assert (settled.mesh, ranks) == (Mesh(), Ranks())
     with pytest.raises(ValidationError, match="auto chooses shard, which stands beside it"):
         Mesh(auto=True, shard=2)

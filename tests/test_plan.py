@@ -25,7 +25,8 @@ from train.finetune.technique_costs import TechniqueCost, leave_out_each, report
 from train.offload.memory_accounting import CATEGORIES
 from train.planner import device_rates as measuring
 from train.planner.combinations import Combination, list_combinations
-from train.planner.memory_plan import HEADROOM, MemoryPlan, PlanRow, choose_row, find_largest_batch, plan_memory
+from train.planner.memory_plan import MemoryPlan, PlanRow, choose_row, find_largest_batch, plan_memory
+from train.planner.memory_prediction import HEADROOM
 from train.planner.meta_model import MetaModel, open_meta_model
 from train.planner.plan_plots import plot_bars, plot_chosen
 from train.planner.plan_summary import summarize_plan

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from math import ceil
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
@@ -17,7 +16,6 @@ from train.parallel.data_parallel import replicate_model
 from train.parallel.fully_sharded import shard_parameters
 from train.parallel.pipeline import Pipeline, PipelineSettings
 from train.parallel.ranks import Ranks, RanksStrategy
-from train.parallel.simulated_pipeline import SimulatedPipeline
 from train.parallel.tensor_parallel import split_layers
 from train.parallel.tensor_plan import make_plan
 from train.settings import Training, TrainingComponents
@@ -77,8 +75,7 @@ def make_step_parts(
     for technique in first:
         technique.apply(parts)
     if pipeline is not None and stages is not None:
-        kind = SimulatedPipeline if dist.get_backend(pipeline.group) == "fake" else Pipeline
-        parts.parallelize(kind(parts, stages, pipeline))
+        parts.parallelize(pipeline.build(parts, stages))
         if not is_placed:
             module.to(device)
     if tensor is not None and plan is not None:

@@ -28,7 +28,7 @@ UNTIMED = (
 
 def print_meshes(plan: "MeshPlan", *, everything: bool = False) -> None:
     """Print the table, the choice with its ranks and its traffic, and the line for a recipe. everything: all rows."""
-    from train.planner.mesh_plan import format_mesh
+    from train.planner.mesh_summary import format_mesh
 
     unit, _ = choose_unit(max(row.need for row in plan.rows))
     title = (

@@ -217,8 +217,8 @@ def plan(
     and traffic of every mesh of --devices ranks in their place. The exit code is 3 if nothing fits.
     """
     from train.planner.mesh_plan import parse_link
-    from train.planner.plan_plots import check_path
     from train.planner.plan_source import open_planned_source
+    from train.planner.plot_style import check_path
 
     for drawing in filter(None, (picture, timeline)):
         check_path(drawing)
@@ -273,8 +273,8 @@ def show_mesh_plan(
 ) -> None:
     """Plan the mesh, print and plot all of them. Raises GoalMissed where none fits."""
     from laconic.commands.mesh_table import print_meshes
-    from train.planner.mesh_plan import summarize_meshes
     from train.planner.mesh_plots import plot_meshes
+    from train.planner.mesh_summary import summarize_meshes
     from train.planner.plan_source import plan_source_mesh
 
     mesh_plan = plan_source_mesh(planned, link, trust=trust)

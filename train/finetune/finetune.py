@@ -112,13 +112,13 @@ def finetune_on_rank(
             named = [technique.name for technique in recipe.techniques]
             if recipe.techniques or recipe.memory is None:  # else the planner chooses the precision
                 recipe = settle_precision(recipe, inputs.checkpoint.module, ranks, cache, steps)
-            recipe, ranks = settle_mesh(recipe, inputs.structure, inputs.length, ranks, steps)
+            room = measure_available(ranks.device)
+            recipe, ranks = settle_mesh(recipe, inputs.structure, inputs.length, ranks, steps, room)
             if ranks.world > 1:
                 changed = ""
             else:
                 recipe, changed = fit_to_memory(recipe, inputs.structure, inputs.length, ranks.device, steps)
                 report_costs(recipe, named, inputs.structure, inputs.length, ranks.device, steps)
-            room = measure_available(ranks.device)
         try:
             result, evaluator = run_training(inputs, recipe, folder, ranks, observers, cache, steps)
             break

@@ -10,7 +10,6 @@ import torch.distributed as dist
 from laconic.errors import LaconicError, RecipeError
 from laconic.progress import Steps
 from laconic.units import format_binary_bytes, format_bytes
-from train.finetune.advice import measure_available
 from train.parallel.mesh import Mesh
 from train.parallel.ranks import Ranks
 from train.planner.device_rates import DeviceRates, measure_optimizer, measure_rates
@@ -67,10 +66,11 @@ class MeshRequest:
 
 
 def settle_mesh(
-    recipe: TrainingRecipe, model: MetaModel, length: int, ranks: Ranks, steps: Steps
+    recipe: TrainingRecipe, model: MetaModel, length: int, ranks: Ranks, steps: Steps, room: int
 ) -> tuple[TrainingRecipe, Ranks]:
     """Return the recipe with the mesh that the first rank has chosen for all of them, where it is left to the planner,
-    and this rank on it. Raises RecipeError where no mesh fits."""
+    and this rank on it. room: bytes that are available to the ranks on this rank's device, or in the host's memory.
+    Raises RecipeError where no mesh fits."""
     if not recipe.mesh.auto:
         return recipe, ranks
     if ranks.world == 1:
@@ -79,7 +79,7 @@ def settle_mesh(
     choice: list[tuple[Mesh | None, str]] = [(None, "")]
     if ranks.is_first:
         with steps.step("choose the mesh") as step:
-            choice = [choose_mesh(recipe, model, length, ranks, link)]
+            choice = [choose_mesh(recipe, model, length, ranks, link, room)]
             step.note = choice[0][1]
     dist.broadcast_object_list(choice, src=0, device=torch.device("cpu"))
     ((mesh, line),) = choice
@@ -89,14 +89,14 @@ def settle_mesh(
 
 
 def choose_mesh(
-    recipe: TrainingRecipe, model: MetaModel, length: int, ranks: Ranks, link: Link
+    recipe: TrainingRecipe, model: MetaModel, length: int, ranks: Ranks, link: Link, room: int
 ) -> tuple[Mesh | None, str]:
     """Choose the mesh in another process, by the measured speed of this rank's device and its memory, of which ranks
     on one processor have equal parts."""
     rates = measure_rates(ranks.device)
     measure_optimizer(recipe.components().optimizer, rates)
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if ranks.device.type == "cpu" else 1
-    memory = recipe.memory or measure_available(ranks.device) // here
+    memory = recipe.memory or room // here
     training = Training.model_validate({name: getattr(recipe, name) for name in Training.model_fields})
     request = MeshRequest(model, training, length, ranks.world, memory, link, rates, ranks.device.type)
     ((_, choice),) = map_in_pool(request.choose, [0], range(1), 1)

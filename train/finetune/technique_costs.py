@@ -9,8 +9,9 @@ from laconic.config import NamedSettings
 from laconic.errors import RecipeError
 from laconic.progress import Steps
 from train.planner.device_rates import measure_rates
+from train.planner.memory_prediction import MemoryPrediction
 from train.planner.meta_model import MetaModel
-from train.planner.prediction import MemoryPrediction, predict
+from train.planner.prediction import predict
 from train.precision import LEAST_PARAMETERS
 from train.settings import Training
 

@@ -34,8 +34,8 @@ from train.parallel.stage_layers import (
     StagePass,
     read_hidden,
 )
-from train.parallel.stage_plan import StagePlan, plan_stages
-from train.parallel.stage_weights import copy_skeleton, drop_other_weights, place_weights, sum_gradients
+from train.parallel.stage_plan import plan_stages
+from train.parallel.stage_weights import StagePlan, copy_skeleton, drop_other_weights, place_weights, sum_gradients
 from train.step.objective import Batch, LossModule, Objective
 from train.step.parallel_strategy import SteppedModel
 from train.step.step_parts import StepParts
@@ -59,7 +59,8 @@ class StepInputs:
 @dataclass(frozen=True)
 class PipelineSettings:
     """How a model is cut into stages. group: of the `size` ranks that have some each, of which this is number `rank`.
-    example: any batch, which shows what the parts of the model need of each other. plan: where it is made already."""
+    example: any batch, which shows what the parts of the model need of each other. plan: where it is made already.
+    strategy: makes what runs the stages; `Pipeline` by default."""
 
     group: dist.ProcessGroup
     size: int
@@ -67,6 +68,7 @@ class PipelineSettings:
     schedule: ScheduleName
     example: Batch
     plan: StagePlan | None = None
+    strategy: "type[Pipeline] | None" = None
 
     def make_plan(self, module: nn.Module, objective: Objective) -> StagePlan:
         """Make the plan of the first rank for all of them: examples may differ in length. Raises RecipeError."""
@@ -81,6 +83,10 @@ class PipelineSettings:
         plans = [plan_stages(module, objective, self.example, stages)]
         dist.broadcast_object_list(plans, src=0, device=torch.device("cpu"))
         return plans[0]
+
+    def build(self, parts: StepParts, plan: StagePlan) -> "Pipeline":
+        """Build what runs the stages of this rank."""
+        return (self.strategy or Pipeline)(parts, plan, self)
 
 
 def make_pipeline(mesh: Mesh, ranks: Ranks, example: Batch) -> PipelineSettings | None:

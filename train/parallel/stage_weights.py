@@ -10,8 +10,32 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from laconic.models.repeated_layers import find_layer_lists
-from train.parallel.stage_plan import StagePlan
 from train.step.gradient_norm import to_shard
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """How a model is cut. layers: of each stage, by their numbers. costs: FLOPs of a forward pass of each stage.
+    before, after: names of the parameters that are used before the first layer, and after the last one; tied ones are
+    in both. values: how many values a layer returns in a tuple; 0 for the hidden states alone."""
+
+    layers: tuple[range, ...]
+    costs: tuple[float, ...]
+    before: frozenset[str]
+    after: frozenset[str]
+    values: int
+
+    def find_stages(self, name: str) -> tuple[int, ...]:
+        """Return the stages that have a parameter outside of the layers: the first, the last or both. One that was
+        added after the plan was made, as of an adapter, is where its neighbours are; one that is never used is in the
+        last stage."""
+        known = self.before | self.after
+        if name not in known:
+            homes = {other.rpartition(".")[0]: other for other in known}
+            around = [home for home in homes if name.startswith(f"{home}.")]
+            name = homes[max(around, key=len)] if around else name
+        stages = (0,) if name in self.before else ()
+        return (*stages, len(self.layers) - 1) if name in self.after or not stages else stages
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,17 +11,12 @@ from laconic.progress import Steps
 from laconic.units import format_count
 from train.planner.combinations import Combination, list_combinations
 from train.planner.device_rates import DeviceRates, measure_optimizer, measure_rates
-from train.planner.mesh_prediction import predict_per_device
+from train.planner.memory_prediction import HEADROOM, SAME_TIME, MemoryPrediction
 from train.planner.meta_model import MetaModel
 from train.planner.parallel_map import map_parallel, preload_workers
-from train.planner.prediction import MemoryPrediction
+from train.planner.prediction import predict_per_device
 from train.settings import Training
 
-HEADROOM = 0.05
-"""Share of the memory that is left free, for fragmentation of the allocator and for libraries."""
-SAME_TIME = 1.03
-"""Times within this factor count as equal: an exact combination is preferred, then one that clips the gradient as the
-settings ask, then the one with the least memory."""
 ATTEMPTS = 12
 """Most predictions in the search for the largest batch."""
 LARGEST_INPUT = 2**26

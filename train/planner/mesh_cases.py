@@ -1,7 +1,7 @@
 """What is simulated to predict meshes of any size: a few small ranks, beyond which all figures are linear."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from math import ceil, prod
 
@@ -9,13 +9,11 @@ from laconic.errors import RecipeError
 from train.offload.memory_accounting import CATEGORIES, Category
 from train.parallel.mesh import AxisSizes, Mesh, ScheduleName
 from train.parallel.pipeline_schedules import SCHEDULES, check_rows, choose_rows
-from train.parallel.stage_plan import TracedModel, check_layers, find_stage_layers, trace_model
-from train.planner.depth_extrapolation import copy_shallow
+from train.parallel.stage_plan import TracedModel, check_layers
 from train.planner.device_rates import DeviceRates
+from train.planner.memory_prediction import MemoryPrediction, count_rows, sum_categories
 from train.planner.meta_model import MetaModel
-from train.planner.prediction import MemoryPrediction, count_rows, predict_rank, sum_categories
-from train.planner.simulate import fakify, make_fake_mode
-from train.planner.stage_footprint import Place, StageCase, StageFootprint, simulate_stage, sum_costs
+from train.planner.stage_footprint import Place, StageCase, sum_costs
 from train.settings import Training
 
 EXACT_ROWS, EXACT_RANKS, EXACT_LAYERS = 8, 4, 2
@@ -45,7 +43,7 @@ Case = StageCase | RankCase
 
 
 @dataclass(frozen=True)
-class CaseJob:
+class MeshJob:
     """What all cases of a plan have in common. traced: None for a model that no pipeline takes, for the reason
     `refusal`."""
 
@@ -55,62 +53,6 @@ class CaseJob:
     rates: DeviceRates
     traced: TracedModel | None
     refusal: str = ""
-
-    def simulate(self, case: Case) -> StageFootprint | MemoryPrediction:
-        """Simulate a case. Raises RecipeError where it does not exist."""
-        if isinstance(case, StageCase):
-            assert self.traced is not None
-            return simulate_stage(self.model, self.training, self.traced, case, self.length, self.rates)
-        sizes = {"precision": self.training.mesh.precision, "offload": self.training.mesh.offload}
-        mesh = case.mesh.model_copy(update=sizes if case.shard is not None else {})
-        world = prod((mesh.replicate or 1, mesh.shard or 1, mesh.tensor))
-        rows = case.rows * world // mesh.tensor
-        training = self.training.model_copy(update={"mesh": mesh, "batch_size": rows})
-        return predict_rank(self.model, training, self.length, self.rates, world)
-
-    def try_case(self, case: Case) -> StageFootprint | MemoryPrediction | str:
-        """Simulate a case; the message of the RecipeError where it does not exist, as results travel from process to
-        process."""
-        try:
-            return without_timeline(self.simulate(case))
-        except RecipeError as error:
-            return str(error)
-
-
-def without_timeline(result: StageFootprint | MemoryPrediction) -> StageFootprint | MemoryPrediction:
-    """Return a result without its timeline, which is large."""
-    return replace(result, timeline=None) if isinstance(result, MemoryPrediction) else result
-
-
-def make_job(model: MetaModel, training: Training, length: int, rates: DeviceRates) -> CaseJob:
-    """Make the job of the cases of a model, which is traced for its stages."""
-    traced, refusal = None, ""
-    try:
-        traced = trace_structure(model, training, length)
-    except RecipeError as error:
-        refusal = str(error)
-    return CaseJob(model, training, length, rates, traced, refusal)
-
-
-def trace_structure(model: MetaModel, training: Training, length: int) -> TracedModel:
-    """Trace a model without weights, of which layers are alike. Raises RecipeError."""
-    layers = find_stage_layers(model.module)
-    shapes = {tuple((name, weight.shape) for name, weight in layer.named_parameters()) for layer in layers}
-    if len(shapes) > 1 or training.freeze:
-        reason = "freeze leaves out some" if training.freeze else "have other shapes than others"
-        raise RecipeError(
-            f"mesh: pipeline: the stages of {model.name} cannot be predicted from a few, since layers {reason}. Plan "
-            f"without pipeline"
-        )
-    objective = model.objective()
-    if not objective.splittable:
-        raise RecipeError("mesh: pipeline: this task compares the rows of a batch with one another. Leave pipeline out")
-    module = copy_shallow(model.module)
-    with make_fake_mode():
-        shallow = trace_model(fakify(module), objective, objective.make_example(1, length))
-    before, first, *_, last, after = shallow.flops
-    flops = (before, first, *[last] * (len(layers) - 1), after)
-    return TracedModel(flops, shallow.before, shallow.after, shallow.values)
 
 
 @dataclass(frozen=True)
@@ -128,7 +70,7 @@ class StageLayout:
         return "first" if stage == 0 else "last" if stage == len(self.layers) - 1 else "middle"
 
 
-def arrange_stages(job: CaseJob, sizes: AxisSizes, schedule: ScheduleName) -> StageLayout:
+def arrange_stages(job: MeshJob, sizes: AxisSizes, schedule: ScheduleName) -> StageLayout:
     """Arrange the stages of a pipeline. Raises RecipeError where the rows or the layers do not suffice."""
     if job.traced is None:
         raise RecipeError(job.refusal)

@@ -3,11 +3,11 @@ fits."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import torch
-import yaml
 
 from laconic.errors import RecipeError, UsageError
 from laconic.progress import Steps
@@ -15,11 +15,14 @@ from laconic.units import parse_bytes
 from train.parallel.mesh import AxisSizes, Mesh, ScheduleName
 from train.parallel.tensor_plan import make_plan
 from train.planner.device_rates import DeviceRates, measure_optimizer, measure_rates
-from train.planner.memory_plan import HEADROOM, SAME_TIME
-from train.planner.mesh_cases import Case, CaseJob, make_job
+from train.planner.memory_prediction import HEADROOM, SAME_TIME, MemoryPrediction
+from train.planner.mesh_cases import Case, MeshJob
 from train.planner.mesh_prediction import MeshPrediction, list_cases, predict_mesh
 from train.planner.meta_model import MetaModel
 from train.planner.parallel_map import map_parallel, preload_workers
+from train.planner.prediction import predict_rank
+from train.planner.stage_footprint import StageCase, StageFootprint
+from train.planner.stage_simulation import make_job, simulate_stage
 from train.settings import Training
 from train.step.compatibility import find_conflict
 
@@ -46,6 +49,38 @@ def parse_link(value: str) -> Link:
         return Link(value, float(parse_bytes(match[1] if match else None)))
     except ValueError:
         raise UsageError(f"link {value!r} is not known; expected {', '.join(LINKS)}, or a rate as 12GB/s") from None
+
+
+@dataclass(frozen=True)
+class CaseSimulator:
+    """Simulates cases, in any process."""
+
+    job: MeshJob
+
+    def simulate(self, case: Case) -> StageFootprint | MemoryPrediction:
+        """Simulate a case. Raises RecipeError where it does not exist."""
+        if isinstance(case, StageCase):
+            return simulate_stage(self.job, case)
+        job, mesh = self.job, self.job.training.mesh
+        sizes = {"precision": mesh.precision, "offload": mesh.offload}
+        mesh = case.mesh.model_copy(update=sizes if case.shard is not None else {})
+        world = prod((mesh.replicate or 1, mesh.shard or 1, mesh.tensor))
+        rows = case.rows * world // mesh.tensor
+        training = job.training.model_copy(update={"mesh": mesh, "batch_size": rows})
+        return predict_rank(job.model, training, job.length, job.rates, world)
+
+    def try_case(self, case: Case) -> StageFootprint | MemoryPrediction | str:
+        """Simulate a case; the message of the RecipeError where it does not exist, as results travel from process to
+        process."""
+        try:
+            return without_timeline(self.simulate(case))
+        except RecipeError as error:
+            return str(error)
+
+
+def without_timeline(result: StageFootprint | MemoryPrediction) -> StageFootprint | MemoryPrediction:
+    """Return a result without its timeline, which is large."""
+    return replace(result, timeline=None) if isinstance(result, MemoryPrediction) else result
 
 
 @dataclass(frozen=True)
@@ -127,7 +162,7 @@ def plan_mesh(
     cases = list(dict.fromkeys(case for needed in possible.values() for case in needed))
     with steps.step("simulate", len(cases)) as step:
         simulated: dict[Case, Any] = {}
-        for index, result in map_parallel(job.try_case, cases, workers=workers):
+        for index, result in map_parallel(CaseSimulator(job).try_case, cases, workers=workers):
             simulated[cases[index]] = result
             step.advance()
         step.note = f"{len(possible)} meshes, of {len(cases)} ranks"
@@ -153,7 +188,7 @@ def choose_mesh(rows: Sequence[MeshRow], memory: int) -> MeshRow | None:
     return min(near, key=lambda row: row.need, default=None)
 
 
-def list_possible(job: CaseJob, devices: int) -> tuple[dict[Mesh, list[Case]], str]:
+def list_possible(job: MeshJob, devices: int) -> tuple[dict[Mesh, list[Case]], str]:
     """List the meshes that divide the model and the batch, with the cases of each, and the reason why the last other
     one does not."""
     possible: dict[Mesh, list[Case]] = {}
@@ -178,7 +213,7 @@ def list_possible(job: CaseJob, devices: int) -> tuple[dict[Mesh, list[Case]], s
     return possible, reason
 
 
-def list_meshes(job: CaseJob, devices: int) -> Iterator[Mesh]:
+def list_meshes(job: MeshJob, devices: int) -> Iterator[Mesh]:
     """Yield the meshes of so many ranks whose tensor axis divides the layers of the model."""
     for tensor in list_divisors(devices):
         if tensor > 1:
@@ -222,51 +257,3 @@ def describe_mesh(row: MeshRow) -> str:
     """Describe a mesh in a few words."""
     schedule = f", {row.prediction.schedule}" if row.prediction.schedule else ""
     return f"{row.prediction.sizes}{schedule}"
-
-
-def format_mesh(row: MeshRow) -> str:
-    """Format the YAML of a mesh in a recipe."""
-    content = row.mesh.model_dump(mode="json", exclude_defaults=True)
-    sizes = {axis: size for axis, size in row.prediction.sizes._asdict().items() if size > 1}
-    settings = {key: value for key, value in content.items() if key not in AxisSizes._fields}
-    return yaml.safe_dump({"mesh": sizes | settings}, sort_keys=False, default_flow_style=None)
-
-
-def summarize_meshes(plan: MeshPlan) -> dict[str, Any]:
-    """Summarize the plan as JSON-ready values; bytes and seconds."""
-    return {
-        "model": plan.model.name,
-        "task": plan.model.task.name,
-        "parameters": plan.model.parameters,
-        "batch": plan.training.batch_size,
-        "length": plan.length,
-        "memory": plan.memory,
-        "devices": plan.devices,
-        "device": plan.rates.name,
-        "link": plan.link.name,
-        "link_rate": plan.link.rate,
-        "chosen": plan.chosen and describe_mesh(plan.chosen),
-        "rows": [summarize_mesh(row, plan) for row in plan.rows],
-    }
-
-
-def summarize_mesh(row: MeshRow, plan: MeshPlan) -> dict[str, Any]:
-    """Summarize a row of the plan as JSON-ready values."""
-    prediction = row.prediction
-    return {
-        "name": describe_mesh(row),
-        **prediction.sizes._asdict(),
-        "schedule": prediction.schedule,
-        "micro_batches": prediction.micro_batches,
-        "rows": prediction.rows,
-        "need": row.need,
-        "host": prediction.host,
-        "fits": row.fits(plan.memory),
-        "layers": list(prediction.layers),
-        "ranks": [dict(rank) for rank in prediction.ranks],
-        "bubble": prediction.bubble,
-        "compute_seconds": prediction.compute,
-        "traffic": dict(prediction.traffic),
-        "traffic_seconds": {axis: amount / plan.link.rate for axis, amount in prediction.traffic.items()},
-        "seconds": row.seconds,
-    }

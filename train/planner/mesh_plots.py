@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from laconic.units import format_binary_bytes
 from train.planner.mesh_plan import MeshPlan, MeshRow, describe_mesh
-from train.planner.plan_plots import GIB, INK, LINE, MUTED, OVER, SETTINGS, check_path, save_figure
+from train.planner.plot_style import GIB, INK, LINE, MUTED, OVER, SETTINGS, check_path, save_figure
 
 TENSOR_COLOURS = ("#2f5d8a", "#7aa6c2", "#e0a458", "#c8553d", "#7d4f9b", "#a9a29c")
 """By the number of ranks along the tensor axis, from few to many; the last for all others."""

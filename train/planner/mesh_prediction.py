@@ -6,22 +6,18 @@ from typing import Any
 
 from train.offload.memory_accounting import CATEGORIES, Category
 from train.parallel.mesh import Axis, AxisSizes, ScheduleName
-from train.planner.device_rates import DeviceRates
+from train.planner.memory_prediction import MemoryPrediction, count_rows, sum_categories
 from train.planner.mesh_cases import (
     Case,
-    CaseJob,
+    MeshJob,
     arrange_stages,
     combine_predictions,
     list_rank_cases,
     list_stage_cases,
-    make_job,
 )
-from train.planner.meta_model import MetaModel
-from train.planner.prediction import MemoryPrediction, count_rows, predict, predict_rank, sum_categories
 from train.planner.stage_footprint import StageFootprint, combine_footprints, sum_costs
 from train.planner.stage_walk import GRADIENTS, PARAMETERS, StageWalk, compute_bubble, order_actions
 from train.planner.step_cost import StepCost
-from train.settings import Training
 
 Simulated = Mapping[Case, StageFootprint | MemoryPrediction]
 
@@ -54,29 +50,8 @@ class MeshPrediction:
         """Return the seconds of a step, where each rank sends `link` bytes a second, and computes nothing meanwhile."""
         return self.compute + sum(self.traffic.values()) / link
 
-    def to_memory(self) -> MemoryPrediction:
-        """Return the rank that needs the most, as the prediction of one device."""
-        at_peak = max(self.ranks, key=sum_categories)
-        cost = StepCost(device=self.compute, flops=self.cost.flops)
-        return MemoryPrediction(sum_categories(at_peak), self.host, at_peak, {"step": at_peak}, cost)
 
-
-def predict_per_device(
-    model: MetaModel, training: Training, length: int, rates: DeviceRates, devices: int, *, whole: bool = False
-) -> MemoryPrediction:
-    """Predict a step of one device, where `devices` of them share the batch: the one that needs the most memory. whole:
-    as of `predict`, for a mesh without a pipeline. Raises RecipeError."""
-    if devices == 1:
-        return predict(model, training, length, rates, whole=whole)
-    sizes, schedule = training.mesh.resolve(devices), training.mesh.schedule
-    if sizes.pipeline == 1:
-        return predict_rank(model, training, length, rates, devices, whole=whole)
-    job = make_job(model, training, length, rates)
-    simulated = {case: job.simulate(case) for case in dict.fromkeys(list_cases(job, sizes, schedule))}
-    return predict_mesh(job, sizes, schedule, simulated).to_memory()
-
-
-def list_cases(job: CaseJob, sizes: AxisSizes, schedule: ScheduleName) -> Iterator[Case]:
+def list_cases(job: MeshJob, sizes: AxisSizes, schedule: ScheduleName) -> Iterator[Case]:
     """Yield what is simulated for a mesh. Raises RecipeError for one that is not possible."""
     if sizes.pipeline == 1:
         yield from (case for _, case in list_rank_cases(job.training, sizes))
@@ -86,14 +61,14 @@ def list_cases(job: CaseJob, sizes: AxisSizes, schedule: ScheduleName) -> Iterat
         yield from (case for _, case in list_stage_cases(layout, stage, sizes.tensor))
 
 
-def predict_mesh(job: CaseJob, sizes: AxisSizes, schedule: ScheduleName, simulated: Simulated) -> MeshPrediction:
+def predict_mesh(job: MeshJob, sizes: AxisSizes, schedule: ScheduleName, simulated: Simulated) -> MeshPrediction:
     """Predict a mesh from the cases that `list_cases` names. Raises RecipeError."""
     if sizes.pipeline == 1:
         return predict_whole_ranks(job, sizes, simulated)
     return predict_stages(job, sizes, schedule, simulated)
 
 
-def predict_whole_ranks(job: CaseJob, sizes: AxisSizes, simulated: Simulated) -> MeshPrediction:
+def predict_whole_ranks(job: MeshJob, sizes: AxisSizes, simulated: Simulated) -> MeshPrediction:
     """Predict a mesh without a pipeline: all its ranks are alike."""
     terms: list[tuple[float, Any]] = [
         (weight, simulated[case]) for weight, case in list_rank_cases(job.training, sizes)
@@ -121,7 +96,7 @@ def predict_whole_ranks(job: CaseJob, sizes: AxisSizes, simulated: Simulated) ->
     )
 
 
-def predict_stages(job: CaseJob, sizes: AxisSizes, schedule: ScheduleName, simulated: Simulated) -> MeshPrediction:
+def predict_stages(job: MeshJob, sizes: AxisSizes, schedule: ScheduleName, simulated: Simulated) -> MeshPrediction:
     """Predict a mesh with a pipeline: each of its ranks takes what its stages take, in the order of the schedule."""
     layout = arrange_stages(job, sizes, schedule)
     find: Callable[[Case], Any] = simulated.__getitem__
@@ -163,7 +138,7 @@ def predict_stages(job: CaseJob, sizes: AxisSizes, schedule: ScheduleName, simul
     )
 
 
-def count_tied(job: CaseJob) -> int:
+def count_tied(job: MeshJob) -> int:
     """Count the bytes of the weights that the first and the last stage have in common."""
     assert job.traced is not None
     named = job.model.module.named_parameters(remove_duplicate=False)

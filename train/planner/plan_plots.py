@@ -20,15 +20,15 @@ from laconic.units import choose_unit, format_binary_bytes
 from train.offload.memory_accounting import CATEGORIES
 from train.planner.memory_plan import MemoryPlan
 from train.planner.plan_summary import select_rows
+from train.planner.plot_style import GIB, INK, LINE, MUTED, OVER, SETTINGS, SHADE, check_path, save_figure
 
 if TYPE_CHECKING:
-    from matplotlib.typing import RcKeyType
+    pass
 
 Bytes = NDArray[np.integer[Any]]
 Phase = tuple[str, int, int]
 """Its name, and the first and the last of its events."""
 
-GIB = 2**30
 COLOURS = {
     "parameters": "#2f5d8a",
     "gradients": "#7aa6c2",
@@ -37,47 +37,12 @@ COLOURS = {
     "temporaries": "#a9a29c",
 }
 """By category, from long-lived to temporary; distinguishable in grey and by colour-blind readers."""
-INK, MUTED, LINE, SHADE, OVER = "#1f2328", "#656d76", "#d8dee4", "#f4f5f7", "#b3261e"
-SETTINGS: "dict[RcKeyType, Any]" = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "laconic timeline",
-    "text.parse_math": False,
-    "font.family": "sans-serif",
-    "font.size": 9,
-    "text.color": INK,
-    "axes.edgecolor": LINE,
-    "axes.labelcolor": MUTED,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-    "axes.axisbelow": True,
-    "grid.color": LINE,
-    "grid.linewidth": 0.6,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-}
 ROW, WIDTH, LABELS = 0.42, 10.5, 0.42
 """Height of a bar and width of the figure in inches, and the share of its width that the names take."""
 HEIGHTS = (3.5, 1.5)
 """Heights of the device's panel and of the host's, in inches."""
 COLUMNS = 450
 """Columns that the events are reduced to, each with its highest and its lowest value."""
-
-
-def check_path(path: Path) -> None:
-    """Raise UsageError where no figure can be written: checked before the plan is made."""
-    if path.suffix not in (".svg", ".png"):
-        raise UsageError(f"a plan is drawn as .svg or .png, not as {path.name!r}")
-    if not path.parent.is_dir():
-        raise UsageError(f"there is no folder {path.parent} to draw {path.name!r} into")
-
-
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure without date and version, which would differ from run to run."""
-    none: dict[str, Any] = {"Software": None} if path.suffix == ".png" else {"Date": None, "Creator": None}
-    figure.savefig(path, dpi=160, metadata=none)
 
 
 def plot_bars(plan: MemoryPlan, path: Path) -> None:

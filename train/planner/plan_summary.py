@@ -6,7 +6,8 @@ import yaml
 
 from laconic.units import format_binary_bytes
 from train.parallel.mesh import Mesh
-from train.planner.memory_plan import HEADROOM, MemoryPlan, PlanRow
+from train.planner.memory_plan import MemoryPlan, PlanRow
+from train.planner.memory_prediction import HEADROOM
 
 
 def select_rows(plan: MemoryPlan) -> list[PlanRow]:

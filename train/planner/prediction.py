@@ -1,8 +1,7 @@
 """The memory and the time that a combination of techniques takes, predicted by simulating a training step."""
 
 import copy
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import ceil
 
@@ -11,7 +10,6 @@ from torch import nn
 
 from laconic.errors import RecipeError
 from train.offload.memory_accounting import CATEGORIES, Category, account_as
-from train.parallel.mesh import Axis, AxisSizes
 from train.parallel.ranks import Ranks
 from train.planner.depth_extrapolation import (
     ENDS,
@@ -21,10 +19,12 @@ from train.planner.depth_extrapolation import (
     simulated_depths,
     truncate_stack,
 )
-from train.planner.device_rates import DeviceRates, measure_optimizer
+from train.planner.device_rates import DeviceRates
+from train.planner.memory_prediction import MemoryPrediction, count_rows, sum_categories
 from train.planner.memory_timeline import MemoryTimeline
 from train.planner.meta_model import MetaModel
 from train.planner.simulate import fakify, open_fake_process_group, simulate
+from train.planner.simulated_cost import cost_optimizer, name_groups
 from train.planner.step_cost import STEPPING, CostMeter, StepCost
 from train.settings import Training, TrainingComponents
 from train.step.objective import Batch
@@ -33,42 +33,6 @@ from train.step_assembly import distribute_step, make_step_parts
 
 MICRO = 2
 """Micro-batches that are simulated: the second and all later ones add to the gradients of the first."""
-
-
-@dataclass(frozen=True)
-class MemoryPrediction:
-    """The predicted memory and cost of a training step.
-
-    peak, host: peak memory of the device and of the host, in bytes. at_peak: the device's bytes by category at its
-    peak. parts: the same at the peak of each part of the step, as `name_part` names it. cost: of one step, over all
-    micro-batches. timeline: every allocation, where the whole depth was simulated.
-    """
-
-    peak: int
-    host: int
-    at_peak: Mapping[Category, int]
-    parts: Mapping[str, Mapping[Category, int]]
-    cost: StepCost
-    timeline: MemoryTimeline | None = None
-
-    @property
-    def phases(self) -> dict[str, Mapping[Category, int]]:
-        """The device's bytes by category at the peak of each phase."""
-        phases: dict[str, Mapping[Category, int]] = {}
-        for name, part in self.parts.items():
-            phase = name.partition(" ")[0]
-            phases[phase] = max(phases.get(phase, part), part, key=sum_categories)
-        return phases
-
-    @property
-    def total(self) -> int:
-        """Bytes of device and host: their peaks, which need not be at the same moment."""
-        return self.peak + self.host
-
-    @property
-    def seconds(self) -> float:
-        """Time of one step."""
-        return self.cost.seconds()
 
 
 def predict(
@@ -124,14 +88,19 @@ def predict_rank(
         return predict(model, training, length, rates, whole=whole, ranks=ranks)
 
 
-def count_rows(training: Training, sizes: AxisSizes) -> int:
-    """Count the rows of a step on one rank. Raises RecipeError where a rank would have none."""
-    parts = sizes.replicate * sizes.shard
-    if training.batch_size < parts:
+def predict_per_device(
+    model: MetaModel, training: Training, length: int, rates: DeviceRates, devices: int, *, whole: bool = False
+) -> MemoryPrediction:
+    """Predict a step of one device, where `devices` of them share the batch. Raises RecipeError for a pipeline, whose
+    ranks differ."""
+    if devices == 1:
+        return predict(model, training, length, rates, whole=whole)
+    if training.mesh.pipeline > 1:
         raise RecipeError(
-            f"a batch of {training.batch_size} rows cannot be shared by {parts} ranks. Give each rank a row at least"
+            "mesh: pipeline: its ranks take unequal memory, which a plan of techniques has no place for. Plan the mesh "
+            "with --link, or with pipeline: 1"
         )
-    return ceil(training.batch_size / parts)
+    return predict_rank(model, training, length, rates, devices, whole=whole)
 
 
 def simulate_step(
@@ -172,21 +141,6 @@ def simulate_step(
     return timeline, cost
 
 
-def name_groups(ranks: Ranks) -> dict[str, Axis]:
-    """Return the axes of the ranks by the names of their process groups."""
-    names: tuple[Axis, ...] = ("shard", "tensor")
-    axes = {name: ranks.select_axes(name) for name in names}
-    return {str(axis.get_group().group_name): name for name, axis in axes.items() if axis is not None}
-
-
-def cost_optimizer(state: TrainState, parts: TrainingComponents, metered: StepCost, rates: DeviceRates) -> StepCost:
-    """Compute the cost of the optimizer's step, from its measured time per parameter on the side where it steps."""
-    count = sum(parameter.numel() for group in state.optimizer.param_groups for parameter in group["params"])
-    if metered.host > metered.device:
-        return StepCost(host=count * measure_optimizer(parts.optimizer, rates.host or rates))
-    return StepCost(device=count * measure_optimizer(parts.optimizer, rates))
-
-
 def extrapolate_prediction(simulated: list[tuple[MemoryTimeline, StepCost]], depth: int, ends: int) -> MemoryPrediction:
     """Extrapolate the prediction for a deep model from the simulations of two shallow ones."""
     (low, low_cost), (high, high_cost) = simulated
@@ -200,8 +154,3 @@ def extrapolate_prediction(simulated: list[tuple[MemoryTimeline, StepCost]], dep
     (a, b) = simulated_depths(ends)
     cost = replace(low_cost).plus(high_cost.plus(low_cost, -1.0), (depth - a) / (b - a))
     return MemoryPrediction(sum_categories(at_peak), round(host), at_peak, parts, cost)
-
-
-def sum_categories(part: Mapping[Category, int]) -> int:
-    """Sum the bytes of all categories."""
-    return sum(part.values())
