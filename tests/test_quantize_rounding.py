@@ -281,10 +281,6 @@ def test_a_weight_in_four_bits_that_the_engine_cannot_read_is_refused_with_the_l
     plan = Plan({x.node: "int4-weight" if x.kind == "MatMul" else "float32" for x in graph.layers})
     with pytest.raises(UnsupportedPrecision, match=r"was to keep its weight in 4 bits.*Try 8 bits"):
         place(graph, plan, replace(rules("openvino"), int4=None), tmp_path / "model.onnx")
-    _, graph = embedder
-    plan = Plan({x.node: "int4-weight" if x.kind == "Gather" else "float32" for x in graph.layers})
-    with pytest.raises(UnsupportedPrecision, match=r"\(Gather\) was to keep its weight in 4 bits"):
-        place(graph, plan, rules("onnxruntime"), tmp_path / "model.onnx")
 
 
 def test_an_operator_that_another_opset_means_otherwise_is_refused(tmp_path):

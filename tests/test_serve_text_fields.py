@@ -104,6 +104,8 @@ TOOLS: list[Any] = [
     }},
     {"type": "function", "function": {"name": "time"}},
 ]  # fmt: skip
+ASKED: dict[str, Any] = HELLO | {"tools": TOOLS, "max_tokens": 500}
+"""More tokens than by default: of some families a call takes 170, since the tokenizer knows bytes alone."""
 
 
 @pytest.fixture(params=sorted(TEMPLATES))
@@ -117,7 +119,7 @@ def family(request: pytest.FixtureRequest, server: Running) -> Iterator[str]:
 
 
 def test_calls_come_whole_and_streamed_the_same(server: Running, client: openai.OpenAI, family: str) -> None:
-    asked: dict[str, Any] = HELLO | {"tools": TOOLS, "logprobs": True}
+    asked: dict[str, Any] = ASKED | {"logprobs": True}
     with scripted(server, CALLS[family]) as worker:
         whole = client.chat.completions.create(**asked).choices[0]
         chunks = list(client.chat.completions.create(**asked, stream=True))
@@ -150,9 +152,11 @@ def test_a_call_that_is_cut_ends_with_length_whole_and_streamed(
             whole = client.chat.completions.create(**asked).choices[0]
             *_, last = client.chat.completions.create(**asked, stream=True)
             assert whole.finish_reason == last.choices[0].finish_reason == "length"
-    (call,) = whole.message.tool_calls or ()
-    assert call.type == "function"
-    assert ARGUMENTS.startswith(call.function.arguments)
+    calls = whole.message.tool_calls or ()
+    assert len(calls) == (family != "pythonic"), "what is not JSON is read when its arguments have ended"
+    for call in calls:
+        assert call.type == "function"
+        assert ARGUMENTS.startswith(call.function.arguments)
 
 
 class weather(BaseModel):  # noqa: N801 - the function's name
@@ -192,7 +196,7 @@ def test_a_call_that_must_come_is_held_to_a_grammar(
     server: Running, client: openai.OpenAI, family: str, choice: Any, functions: list[str]
 ) -> None:
     with scripted(server, CALLS[family].replace("weather", functions[-1]).replace(ARGUMENTS, "{}")) as worker:
-        answer = client.chat.completions.create(**HELLO, tools=TOOLS, tool_choice=choice).choices[0]
+        answer = client.chat.completions.create(**ASKED, tool_choice=choice).choices[0]
     assert answer.finish_reason == "tool_calls"
     grammar = worker.requests[0].sampling.grammar
     assert [name in grammar for name in ("weather", "time")] == [name in functions for name in ("weather", "time")]
@@ -201,7 +205,7 @@ def test_a_call_that_must_come_is_held_to_a_grammar(
 
 def test_one_call_at_most_ends_the_answer_and_its_tokens(server: Running, client: openai.OpenAI, family: str) -> None:
     with scripted(server, f"{CALLS[family]}, {CALLS[family]}") as worker:
-        answer = client.chat.completions.create(**HELLO, tools=TOOLS, parallel_tool_calls=False)
+        answer = client.chat.completions.create(**ASKED, parallel_tool_calls=False)
     assert len(answer.choices[0].message.tool_calls or ()) == 1
     assert answer.choices[0].finish_reason == "tool_calls"
     assert (worker.requests[0].id, 0) in worker.cancelled
@@ -209,7 +213,7 @@ def test_one_call_at_most_ends_the_answer_and_its_tokens(server: Running, client
 
 def test_no_calls_are_read_where_none_may_be(server: Running, client: openai.OpenAI, family: str) -> None:
     with scripted(server, CALLS[family]) as worker:
-        answer = client.chat.completions.create(**HELLO, tools=TOOLS, tool_choice="none").choices[0]
+        answer = client.chat.completions.create(**ASKED, tool_choice="none").choices[0]
     assert (answer.message.content, answer.finish_reason) == (CALLS[family], "stop")
     assert "weather" not in worker.tokenizer.decode(list(worker.requests[0].prompt))
 
