@@ -81,9 +81,8 @@ def run_bare(pipe: Connection, path: Path, threads: int, clients: int) -> None:
     compute = find_compute(placement.compute)
     properties = make_properties(threads, compute) | {"KV_CACHE_PRECISION": HINTS[compute]}
     stateful = make_stateful(path / placement.model, context)
-    blocks = min(
-        clients * -(-context // BLOCK_TOKENS), Settings().kv_cache // (BLOCK_TOKENS * stateful.cache.numbers * 4)
-    )
+    kept = Settings().kv_cache // (BLOCK_TOKENS * stateful.cache.count_bytes(4))
+    blocks = min(clients * -(-context // BLOCK_TOKENS), kept)
     pipeline = open_pipeline(stateful, path / placement.model, blocks, properties, True)
     ends = tuple(task.settings.eos_token_id)  # type: ignore[attr-defined]
     pipe.send(None)
