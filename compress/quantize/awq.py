@@ -34,11 +34,11 @@ EXPONENTS = np.linspace(0, 1, 21)
 class Awq(PlanStage):
     """Weights in 4 bits by AWQ: inputs with large activations are scaled up before rounding; arithmetic in float.
 
-    embedding_bits: of embeddings, and of a head with the weight of an embedding. group_size: inputs that share a scale.
-    symmetric: whether groups have no zeros. samples: number of calibration samples. keep: layers, by name or pattern,
-    that stay in float. mixed_precision: where the goal is missed, measure the sensitivity of each layer once, and keep
-    the most sensitive ones in higher precision until the goal is met. measure_sensitivity: also where the goal is met,
-    for the report.
+    embedding_bits: those of embeddings, and of a head with the weight of an embedding, which are rounded to nearest.
+    group_size: inputs that share a scale. symmetric: whether groups have no zeros. samples: number of calibration
+    samples. keep: layers, by name or pattern, that stay in float. mixed_precision: where the goal is missed, measure
+    the sensitivity of each layer once, and keep the most sensitive ones in higher precision until the goal is met.
+    measure_sensitivity: also where the goal is met, for the report.
     """
 
     breaks: ClassVar[frozenset[Property]] = frozenset({"ranges"})

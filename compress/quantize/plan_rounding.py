@@ -68,6 +68,10 @@ class RoundingConfig:
         """Return the number of inputs that share a scale in a precision; None: all of them."""
         return {"int4-weight": self.group_size, "int8-weight": self.int8_group_size}.get(precision)
 
+    def is_symmetric(self, precision: Precision) -> bool:
+        """Return whether groups have no zeros in a precision."""
+        return self.symmetric or precision != "int4-weight"
+
     def find_levels(self, precision: Precision) -> Levels:
         """Return the lowest and the highest integer in a precision."""
         return INT4_RANGE if precision == "int4-weight" else INT8_LEVELS
@@ -184,7 +188,7 @@ def round_layers(
 def round_table(table: Array, precision: Precision, config: RoundingConfig) -> QuantizedWeight:
     """Round an embedding, [rows, columns], to nearest: columns are divided into groups."""
     size, levels = config.find_group_size(precision), config.find_levels(precision)
-    symmetric = config.symmetric or precision != "int4-weight"
+    symmetric = config.is_symmetric(precision)
     size = size if symmetric else find_grid_size(table.T, size)
     integers, scales, zeros = quantize_in_groups(table.T, size, levels, symmetric)
     return QuantizedWeight(np.ascontiguousarray(integers.T), scales, None, size, zeros)
@@ -226,7 +230,7 @@ def round_layer(
         if known is not None and len(matrices) == 1:
             scale, zeros, group_size = known.scales, known.zeros, known.group_size
         elif precision == "int4-weight" or group_size is not None:
-            symmetric = config.symmetric or precision != "int4-weight"
+            symmetric = config.is_symmetric(precision)
             group_size = group_size if symmetric else find_grid_size(matrix, group_size)
             scale, zeros = fit_grid(matrix, group_size, levels, symmetric)
         elif precision == "int8" and config.reduce_range:
