@@ -1,8 +1,8 @@
 """Make a small Llama that has never been trained, and the texts that `laconic finetune` trains it on.
 
     python benchmarks/docstring_writer.py FOLDER [--megabytes 12]
-    laconic finetune FOLDER/untrained --task text-generation --data FOLDER/texts.jsonl --epochs 1 --lr 2e-3 \\
-        --technique sequence-packing -o FOLDER/trained
+    laconic finetune FOLDER/untrained --task text-generation --data FOLDER/texts.jsonl --lr 3e-3 \\
+        --technique sequence-packing --set steps=700 --set batch_size=8 -o FOLDER/trained
 
 The texts are docstrings of installed packages, those of a module joined; none is of the standard library, which
 perplexity.py measures on. The tokenizer is trained on them, too. What quantization costs a model that was trained in

@@ -23,11 +23,13 @@ from typing import cast
 import numpy as np
 import torch
 from inputs import DOCSTRINGS
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from tokenizers import Tokenizer
 
 from laconic.arrays import Array
 from laconic.artifacts.artifact import Artifact
 from laconic.hardware import this_machine
+from laconic.models.language_model import LanguageModel
+from laconic.models.source_loading import load_source
 from laconic.runtimes.decoder_file import LOGITS
 from laconic.runtimes.decoder_session import DecoderSession
 
@@ -47,9 +49,10 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=150, help="at most so many")
     parser.add_argument("--tokens", type=int, default=256, help="at most so many of a text")
     arguments = parser.parse_args()
-    tokenizer = AutoTokenizer.from_pretrained(arguments.checkpoint)
+    tokenizer = Tokenizer.from_file(str(arguments.checkpoint / "tokenizer.json"))
+    tokenizer.no_truncation()
     texts = [
-        np.array(tokenizer(text).input_ids[: arguments.tokens], np.int64)
+        np.array(tokenizer.encode(text).ids[: arguments.tokens], np.int64)
         for text in join_docstrings(arguments.unlike, arguments.texts)
     ]
     texts = [text for text in texts if len(text) > 1]
@@ -99,7 +102,11 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 def open_original(checkpoint: Path, dtype: torch.dtype) -> Distributions:
     """Open the original in an arithmetic."""
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype).eval()
+    module = load_source(checkpoint, task="text-generation").module
+    assert isinstance(module, LanguageModel)
+    model = module.model.eval()
+    for parameter in model.parameters():  # not the frequencies of positions, which transformers keeps in FP32, too
+        parameter.data = parameter.data.to(dtype)
 
     @torch.inference_mode()
     def read(text: Array) -> Array:
