@@ -137,7 +137,8 @@ FORMATS = {
     ".tsv": "laconic.data.formats:csv",
     ".txt": "laconic.data.formats:txt",
     ".npz": "laconic.data.array_formats:npz",
-    ".parquet": "laconic.data.parquet:rows",
+    ".parquet": "laconic.data.parquet:ParquetRows",
+    ".tar": "laconic.data.webdataset:TarRows",
     "folder": "laconic.data.formats:folder",
 }
 

@@ -92,7 +92,7 @@ from laconic.artifacts.artifact import Artifact
 from laconic.cache import open_scratch_folder
 from laconic.config import read_yaml
 from laconic.data.array_formats import load_arrays
-from laconic.data.parquet import rows
+from laconic.data.parquet import ParquetRows
 from laconic.errors import LaconicError
 from laconic.files import read_json
 from laconic.tasks.image_preprocess import ImagePreprocess, open_image
@@ -104,7 +104,7 @@ def most():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 def read_rows(path):
-    return list(rows(path, SimpleNamespace(field="text", columns=())))
+    return list(ParquetRows(path, SimpleNamespace(field="text", columns=())))
 
 readers = {
     ".json": read_json, ".yaml": read_yaml, ".npz": load_arrays, ".png": read_image, ".parquet": read_rows

@@ -1,14 +1,18 @@
 """`laconic finetune` as people use it: for each task, with techniques at once, out of memory, and what it refuses."""
 
+import io
 import json
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import digits
 import models
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from contexts import torch_context
@@ -120,6 +124,28 @@ def test_each_task_is_learned_and_its_checkpoint_opens(tune, home, tmp_path, tas
     assert opened.history[-1].stage == "finetune"
     assert opened.history[-1].figures["loss after"] == found["after"]["loss"]
     assert [line["step"] for line in read_lines(tmp_path / "tuned" / "training" / "train.jsonl")] == list(range(1, 31))
+
+
+def test_samples_in_parquet_files_and_tar_archives_are_learned_like_any_others(tune, home):
+    rows = [json.loads(line) for line in (home / "classes.jsonl").read_text().splitlines()]
+    for shard in range(2):
+        part = rows[20 * shard : 20 * (shard + 1)]
+        pq.write_table(
+            pa.table({"text": [row["text"] for row in part], "class": [row["label"] for row in part]}),
+            home / f"classes-{shard}.parquet",
+            row_group_size=7,
+        )
+        with tarfile.open(home / f"classes-{shard}.tar", "w") as archive:
+            for number, row in enumerate(part):
+                for extension, value in {"txt": row["text"], "json": json.dumps({"class": row["label"]})}.items():
+                    entry = tarfile.TarInfo(f"{number}.{extension}")
+                    entry.size = len(value)
+                    archive.addfile(entry, io.BytesIO(value.encode()))
+    plain = tune("bert", "classes.jsonl", task="text-classification")
+    for kind in ("parquet", "tar"):
+        pattern = f"classes-{{0..1}}.{kind}"
+        stored = tune("bert", pattern, kind, "--column", "label=class", task="text-classification")
+        assert (stored["losses"], stored["after"]) == (plain["losses"], plain["after"])
 
 
 def test_the_labels_of_the_data_are_those_of_the_result_which_is_trained_further_with_its_history(tune, tmp_path):

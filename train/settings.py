@@ -159,12 +159,13 @@ NAMED = ("techniques", "optimizer", "schedule", "metrics", "callbacks")
 
 class TrainingData(Strict):
     """train: the training set, with labels. evaluate: the validation set; by default a tenth of `train` is held out.
-    limit: at most so many samples of each. chat_template: a file with a template of chats in Jinja, in place of the
-    model's own."""
+    limit: at most so many samples of each. columns: by the task's name of a column, as `text` or `label`, the name that
+    the files have for it. chat_template: a file with a template of chats in Jinja, in place of the model's own."""
 
     train: Path
     evaluate: Path | None = None
     limit: int | None = Field(default=None, ge=3)
+    columns: dict[str, str] = Field(default_factory=dict)
     chat_template: Path | None = None
 
 

@@ -22,7 +22,9 @@ WeightsKey = Annotated[
 ]
 Data = Annotated[
     Path | None,
-    typer.Option(help="Samples: a .jsonl, .csv, .parquet, .npz or .txt file, a folder of shards or of images."),
+    typer.Option(
+        help="Samples: a .jsonl, .csv, .parquet, .tar, .npz or .txt file, a folder of shards or of images, a pattern."
+    ),
 ]
 Columns = Annotated[
     list[str] | None,

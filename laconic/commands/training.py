@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from laconic.commands.options import Builder, Json, Source, Task, Trust, WeightsKey, print_json
+from laconic.commands.options import (
+    Builder,
+    Columns,
+    Json,
+    Source,
+    Task,
+    Trust,
+    WeightsKey,
+    parse_columns,
+    print_json,
+)
 from laconic.errors import GoalMissed, UsageError
 from laconic.registry import did_you_mean
 
@@ -57,6 +67,7 @@ def finetune(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the checkpoint to write.")] = None,
     data: Annotated[Path | None, typer.Option(help="Training samples: with labels, pairs, or plain texts.")] = None,
     evaluate: Annotated[Path | None, typer.Option(help="Validation samples; default: a tenth of --data.")] = None,
+    column: Columns = None,
     recipe: Annotated[Path | None, typer.Option(help="YAML file; command-line options override the recipe.")] = None,
     task: Task = None,
     builder: Builder = None,
@@ -88,8 +99,10 @@ def finetune(
     The result is a checkpoint that `laconic compress` accepts as a source. An interrupted run resumes from its last
     snapshot; with --on torchrun, or under torchrun, the same recipe trains on several devices.
     """
-    files = {key: str(value) for key, value in {"train": data, "evaluate": evaluate}.items() if value}
-    keys = {"source": source, "task": task, "builder": builder, "weights_key": weights_key, "data": files or None}
+    samples: dict[str, Any] = {"train": data and str(data), "evaluate": evaluate and str(evaluate)}
+    samples["columns"] = parse_columns(column) if column else None
+    samples = {key: value for key, value in samples.items() if value}
+    keys = {"source": source, "task": task, "builder": builder, "weights_key": weights_key, "data": samples or None}
     options = {"epochs": epochs, "batch_size": batch, "steps": steps, "seed": seed, "memory": memory}
     more = {"techniques": technique or None, "learning_rate": lr, "assignments": assignment or None}
     chosen = read_training_recipe(recipe, keys | options | more, trust=trust)

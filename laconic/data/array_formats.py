@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from laconic.arrays import Array
-from laconic.data.rows import Row
+from laconic.data.stored_rows import Row
 from laconic.errors import DataError, InputError
 from laconic.registry import did_you_mean
 from laconic.tasks.row_parsing import LABEL, SampleKind

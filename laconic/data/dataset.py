@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
@@ -14,8 +15,19 @@ from laconic.hashing import hash_of
 from laconic.tasks.row_parsing import is_file
 
 
+class StoredSample(ABC):
+    """A sample that stays in its file, and is read from there at each access."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def read(self) -> Any:
+        """Read the sample, as a task's `parse` takes it. Raises DataError where the file is another one by now."""
+
+
 class Samples(Sequence[Any]):
-    """A sequence of samples. Image files are decoded at every access, so that memory does not grow with the dataset."""
+    """A sequence of samples. Images are decoded, and stored samples read, at every access, so that memory does not grow
+    with the dataset."""
 
     def __init__(self, sources: Sequence[Any], parse: Callable[[Any], Any]) -> None:
         self._sources = sources
@@ -34,12 +46,14 @@ class Samples(Sequence[Any]):
         if isinstance(index, slice):
             return Samples(self._sources[index], self._parse)
         source = self._sources[index]
+        if isinstance(source, StoredSample):
+            return self._parse(source.read())
         return self._parse(source) if is_file(source) else source
 
     @property
     def sources(self) -> Sequence[Any]:
-        """The samples as they are kept: those in files are paths or bytes, perhaps with a target."""
-        return self._sources
+        """The samples as `parse` takes them: those in files are paths or bytes, perhaps with a target."""
+        return [source.read() if isinstance(source, StoredSample) else source for source in self._sources]
 
     def pick(self, indices: Iterable[int]) -> "Samples":
         """Return the samples at these indices, in this order."""

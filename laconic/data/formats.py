@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from laconic.data.array_formats import npy_folder, refuse_unless
-from laconic.data.rows import Row
+from laconic.data.stored_rows import Row
 from laconic.errors import DataError
 from laconic.tasks.row_parsing import LABEL, SampleKind
 from laconic.tasks.task import Task

@@ -12,7 +12,9 @@ import numpy as np
 
 from laconic import registry
 from laconic.data.dataset import Dataset, Samples
-from laconic.data.rows import ParsedRow, Row, digest_content, parse_row
+from laconic.data.rows import ParsedRow, digest_content, leave_in_file, parse_row
+from laconic.data.shards import list_shards
+from laconic.data.stored_rows import Row, StoredRows, TaskRows, rename_columns
 from laconic.errors import DataError
 from laconic.hardware import cores
 from laconic.hashing import hash_of
@@ -23,13 +25,15 @@ FEW = 64
 """Samples that tell the sizes of a model's inputs."""
 LISTED = 5
 """Names of files that are listed where there are more."""
-SHARDS = (".jsonl", ".csv", ".parquet")
-"""The formats in which a dataset may lie in several files of one folder."""
+AT_ONCE = 8
+"""Rows for each core that are decoded at a time: more would be in memory together."""
 
 
 def read(path: Path, task: Task, columns: Mapping[str, str] | None = None, *, sketched: bool = False) -> Dataset:
-    """Read and check every sample of a file or a folder; the suffix gives the format. A folder may hold images, or the
-    shards of one dataset, all in one format.
+    """Read and check every sample of a file, a folder, or the files that a pattern names; the suffix gives the format.
+
+    A folder may hold images, or the shards of one dataset, all in one format. Samples in Parquet files and tar archives
+    stay there, and are read again at each access.
 
     columns: by the task's name of a column, the name that the file has for it. sketched: whether rows are sketched, so
     that near copies can be found. Raises DataError, naming the row, for the first one that does not fit; MissingPackage
@@ -37,16 +41,30 @@ def read(path: Path, task: Task, columns: Mapping[str, str] | None = None, *, sk
     """
     path = Path(path)
     entries: list[ParsedRow] = []
-    for shard in list_shards(path):
-        rows = (rename_columns(row, columns or {}, shard) for row in read_rows(shard, task, columns))
-        check = partial(parse_row, task=task, path=shard, sketched=sketched)
-        if task.decodes_files:
-            with ThreadPoolExecutor(cores()) as pool:
-                entries += pool.map(check, rows)
-        else:
-            entries += map(check, rows)
-    dataset = join_rows(entries, task, path.name, file=None if path.is_dir() else path)
-    return replace(dataset, left_out=describe_left_out(path, dataset)) if path.is_dir() else dataset
+    shards = list_shards(path)
+    for shard in shards:
+        rows = read_rows(shard, task, columns)
+        renamed = (rename_columns(row, columns or {}, shard) for row in rows)
+        parsed = parse_rows(renamed, task, shard, sketched=sketched)
+        if isinstance(rows, StoredRows):
+            stored = TaskRows(rows, task, columns or {})
+            parsed = (leave_in_file(entry, stored) for entry in parsed)
+        entries += parsed
+    dataset = join_rows(entries, task, path.name, file=None if path.is_dir() or shards != [path] else path)
+    has_files = path.is_dir() and shards == [path]
+    return replace(dataset, left_out=describe_left_out(path, dataset)) if has_files else dataset
+
+
+def parse_rows(rows: Iterable[Row], task: Task, path: Path, *, sketched: bool) -> Iterator[ParsedRow]:
+    """Parse and check rows in their order, in a thread for each core where that helps. Raises DataError."""
+    check = partial(parse_row, task=task, path=path, sketched=sketched)
+    if not task.decodes_files:
+        yield from map(check, rows)
+        return
+    rows = iter(rows)
+    with ThreadPoolExecutor(cores()) as pool:
+        while some := list(itertools.islice(rows, AT_ONCE * cores())):
+            yield from pool.map(check, some)
 
 
 def describe_left_out(path: Path, dataset: Dataset) -> str:
@@ -66,46 +84,14 @@ def describe_left_out(path: Path, dataset: Dataset) -> str:
 
 def read_few(path: Path, task: Task, columns: Mapping[str, str] | None = None, count: int = FEW) -> list[Any]:
     """Read and parse the first samples of a file or a folder. Raises DataError as `read` does."""
-    shard = list_shards(Path(path))[0]
-    rows = itertools.islice(read_rows(shard, task, columns), count)
-    entries = [parse_row(rename_columns(row, columns or {}, shard), task, shard) for row in rows]
+    rows = itertools.islice(read_values(path, task, columns), count)
+    entries = [parse_row(row, task, shard) for shard, row in rows]
     return [task.parse(source) if is_file(source) else source for entry in entries for source in entry.sources]
 
 
-def list_shards(path: Path) -> list[Path]:
-    """List the files of a dataset in a folder, in the order of their names; the path itself where it is none.
-
-    Raises DataError for a folder with files of several formats.
-    """
-    if not path.is_dir():
-        return [path]
-    files = sorted(file for file in path.iterdir() if file.is_file() and file.suffix.lower() in SHARDS)
-    kinds = sorted({file.suffix.lower() for file in files})
-    if len(kinds) > 1:
-        raise DataError(f"{path} holds files of several formats: {', '.join(kinds)}. Give the folder of one dataset")
-    return files or [path]
-
-
-def rename_columns(row: Row, columns: Mapping[str, str], path: Path) -> Row:
-    """Return the row with the task's names of columns; `outer.inner` is a value of a nested column. Raises DataError
-    for a column that it lacks."""
-    values = dict(row.values)
-    for name, column in columns.items():
-        outer, _, inner = column.partition(".")
-        if column in values:
-            values[name] = values.pop(column)
-        elif isinstance(values.get(outer), Mapping) and inner in values[outer]:
-            values[name] = values[outer][inner]
-        elif name not in values:
-            raise DataError(
-                f"{path.name}, row {row.number}: there is no column {column!r} for {name!r}. The columns are "
-                f"{', '.join(map(repr, row.values))}"
-            )
-    return Row(row.number, values)
-
-
-def read_rows(path: Path, task: Task, columns: Mapping[str, str] | None = None) -> Iterator[Row]:
-    """Read the rows of a file or a folder, unparsed. columns: those whose names in the file differ from the task's.
+def read_rows(path: Path, task: Task, columns: Mapping[str, str] | None = None) -> Iterable[Row]:
+    """Read the rows of a file or a folder of samples, unparsed; StoredRows where they can be read again one by one.
+    columns: those whose names in the file differ from the task's.
 
     Raises DataError, MissingPackage.
     """
@@ -118,8 +104,15 @@ def read_rows(path: Path, task: Task, columns: Mapping[str, str] | None = None) 
             f"{path.name} is of an unknown format {kind!r}. {registry.did_you_mean(kind, registry.FORMATS)}"
         )
     also = tuple(name for column in (columns or {}).values() for name in (column, column.partition(".")[0]))
-    rows: Iterator[Row] = registry.resolve("format", kind)(path, task, also)
+    rows: Iterable[Row] = registry.resolve("format", kind)(path, task, also)
     return rows
+
+
+def read_values(path: Path, task: Task, columns: Mapping[str, str] | None = None) -> Iterator[tuple[Path, Row]]:
+    """Read the rows of all files of a dataset, unparsed, each with its file. Raises DataError as `read` does."""
+    for shard in list_shards(Path(path)):
+        for row in read_rows(shard, task, columns):
+            yield shard, rename_columns(row, columns or {}, shard)
 
 
 def make_dataset(samples: Iterable[Any], task: Task, *, labels: Sequence[Any] | None = None, name: str = "") -> Dataset:

@@ -1,9 +1,9 @@
-"""Rows of files, and their parsing into samples; errors name the row."""
+"""Rows of files parsed into samples; errors name the row."""
 
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +11,12 @@ import numpy as np
 
 from laconic.arrays import Array
 from laconic.data.dataset import RowSketch
+from laconic.data.stored_rows import KIND, Row, RowSample, TaskRows
 from laconic.errors import DataError, InputError
 from laconic.hashing import digest_arrays, hash_of
 from laconic.tasks.processing import Processing
 from laconic.tasks.row_parsing import is_file, strip_target
 from laconic.tasks.task import Task
-
-KIND = "kind"
-"""The column of a sample's kind, as "licences": the verdict tells kinds apart."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One row of a file: its number, from 1, and its values by column."""
-
-    number: int
-    values: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -77,6 +67,11 @@ def parse_row(row: Row, task: Task, path: Path, *, sketched: bool = False) -> Pa
         tuple(sample_shape(sample) for sample in parsed),
         kind,
     )
+
+
+def leave_in_file(entry: ParsedRow, rows: TaskRows) -> ParsedRow:
+    """Return a parsed row without its samples, which are read from the file again at each access."""
+    return replace(entry, sources=tuple(RowSample(rows, entry.number, place) for place in range(len(entry.sources))))
 
 
 def parse_kind(value: Any) -> str:

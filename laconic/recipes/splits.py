@@ -69,7 +69,7 @@ def split_samples(recipe: Recipe, task: Task, part: TestPart = "all") -> SampleS
     if data.calibrate is None and data.evaluate is None:
         if recipe.stages:
             raise DataError(
-                "there are no samples to work with. Give --data a file of them: .jsonl, .csv, .parquet, .npz, .txt"
+                "there are no samples to work with. Give --data a file: .jsonl, .csv, .parquet, .tar, .npz, .txt"
             )
         return make_samples(task, recipe.seed)
     roles = {"calibrate": data.calibrate, "evaluate": data.evaluate, "train": data.train}

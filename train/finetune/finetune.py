@@ -232,7 +232,7 @@ def open_logs(recipe: TrainingRecipe, folder: Path, key: str, ranks: Ranks) -> I
 def read_datasets(recipe: TrainingRecipe, checkpoint: Checkpoint, steps: Steps) -> tuple[Dataset, Dataset]:
     """Read the training set and the validation set of a recipe. Raises DataError."""
     data = recipe.data
-    files = [read(path, checkpoint.task) for path in (data.train, data.evaluate) if path is not None]
+    files = [read(path, checkpoint.task, data.columns) for path in (data.train, data.evaluate) if path is not None]
     for note in dict.fromkeys(dataset.left_out for dataset in files if dataset.left_out):
         steps.warn(note)
     train_set, *others = files

@@ -1,6 +1,6 @@
 """Opening the model to fine-tune, with a new classification head where the labels are new."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,7 @@ import torch
 
 from laconic import registry
 from laconic.data.array_formats import read_npz
-from laconic.data.reader import read_rows
+from laconic.data.reader import read_values
 from laconic.errors import DataError, InputError, SourceError
 from laconic.models import huggingface, timm_folder
 from laconic.models.checkpoint import CARD, Checkpoint, prepare, rebuild
@@ -45,7 +45,7 @@ def _open_with_head(recipe: TrainingRecipe, trust: bool, steps: Steps | None) ->
     # A task that a checkpoint names is taken from the registry alone: an address would import whatever the file names.
     has_head = task is not None and task in registry.TASKS and resolve_task(task).has_class_head
     if task and has_head and recipe.builder is None and source.is_dir():
-        labels = labels_of(recipe.data.train, task)
+        labels = labels_of(recipe.data.train, task, recipe.data.columns)
         try:
             return with_labels(source, task, labels, seed=recipe.seed, trust=trust, steps=steps)
         except DataError as error:
@@ -155,11 +155,12 @@ def read_own_labels(folder: Path, task: str) -> tuple[str, ...]:
     return huggingface.name_classes(config)
 
 
-def labels_of(path: Path, task: str) -> list[Any]:
-    """Read the labels in a file or a folder of samples, as they stand there. Raises DataError where there are none."""
+def labels_of(path: Path, task: str, columns: Mapping[str, str] | None = None) -> list[Any]:
+    """Read the labels in a file or a folder of samples, as they stand there. columns: by the task's name of a column,
+    the name in the file. Raises DataError where there are none."""
     kind = resolve_task(task).from_preprocessing(Preprocessing())
     try:
-        labels = [kind.read_row(row.values, path.parent)[1] for row in read_rows(path, kind)]
+        labels = [kind.read_row(row.values, file.parent)[1] for file, row in read_values(path, kind, columns)]
     except InputError as error:
         raise DataError(f"{path.name}: {error}") from None
     if not labels:
