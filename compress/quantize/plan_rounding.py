@@ -1,13 +1,14 @@
 """Round the weights of a plan by the moments of the layers' inputs, with bias correction."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Literal
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
+from onnx import TensorProto, numpy_helper
 
 from compress.quantize.calibration import single_sample_batches
 from compress.quantize.graph_moments import ActivationQuantizer, GraphMoments, collect_moments
@@ -28,6 +29,7 @@ from laconic.quantization.qparams import (
     fake_quantize_activation,
     find_grid_size,
     fit_grid,
+    is_on_grid,
     quantize_in_groups,
     quantize_weight,
 )
@@ -63,6 +65,11 @@ class RoundingConfig:
     act_order: bool = True
     bias_correction: bool = False
     reduce_range: bool = False
+
+    @property
+    def needs_inputs(self) -> bool:
+        """Whether the inputs of layers decide anything."""
+        return self.rounding != "nearest" or self.bias_correction or self.reduce_range
 
     def find_group_size(self, precision: Precision) -> int | None:
         """Return the number of inputs that share a scale in a precision; None: all of them."""
@@ -160,19 +167,15 @@ def round_layers(
             for head in graph.layers:
                 if heads.get(head.node) == layer:
                     shared[head.weight, precision] = [transpose_weight(weight) for weight in rounded]
-    layers = [layer for layer in layers if layer.kind in ("MatMul", "Conv")]
-    second = any(config.rounding != "nearest" for config in configs)
-    observed: Iterable[tuple[Layer, Im2Col, GraphMoments]]
-    if second or any(config.bias_correction or config.reduce_range for config in configs):
-        int8 = [layer for layer in layers if plan.precision[layer.node] == "int8"]
-        quantize = {layer.node: make_quantizer(layer, plan) for layer in int8}
-        runtime, samples = make_runtime("onnxruntime"), partial(single_sample_batches, datasets, context.task)
-        observed = collect_moments(
-            graph, layers, quantize, samples, runtime, context.folder, second=second, seed=context.seed
-        )
+    products = [layer for layer in layers if layer.kind in ("MatMul", "Conv")]
+    if any(config.needs_inputs for config in configs):
+        exact = [layer for layer in products if is_kept_exactly(layer, weights, plan, configs, shared)]
+        products = [layer for layer in products if layer not in exact]
     else:
-        observed = ((layer, Im2Col(), GraphMoments.zeros(1, 0)) for layer in layers if layer.kind == "MatMul")
-    for layer, im2col, each in observed:
+        exact, products = [layer for layer in products if layer.kind == "MatMul"], []
+    unobserved = ((layer, Im2Col(), GraphMoments.zeros(1, 0)) for layer in exact)
+    observed = observe_inputs(graph, products, plan, configs, datasets, context) if products else ()
+    for layer, im2col, each in chain(unobserved, observed):
         precision = plan.precision[layer.node]
         smoothing = plan.smoothing.get(layer.input) if precision in ("int8", "int4-weight") else None
         weight = numpy_helper.to_array(weights[layer.weight])
@@ -183,6 +186,42 @@ def round_layers(
         ]
         shared.setdefault((layer.weight, precision), rounded)
         yield layer, rounded
+
+
+def is_kept_exactly(
+    layer: Layer,
+    weights: Mapping[str, TensorProto],
+    plan: Plan,
+    configs: Sequence[RoundingConfig],
+    shared: Container[tuple[str, Precision]],
+) -> bool:
+    """Return whether a linear layer's weight lies on a grid, which rounding to nearest keeps, or is one that is rounded
+    already: `shared`, by weight and precision. The layer's inputs are of no use then."""
+    precision = plan.precision[layer.node]
+    if layer.kind != "MatMul" or any(config.bias_correction for config in configs):
+        return False
+    if (layer.weight, precision) in shared:
+        return True
+    if layer.input in plan.smoothing or any(config.is_symmetric(precision) for config in configs):
+        return False
+    weight = numpy_helper.to_array(weights[layer.weight])
+    return all(is_on_grid(weight, config.find_group_size(precision)) for config in configs)
+
+
+def observe_inputs(
+    graph: Graph,
+    layers: Sequence[Layer],
+    plan: Plan,
+    configs: Sequence[RoundingConfig],
+    datasets: Sequence[Dataset],
+    context: PlanContext,
+) -> Iterator[tuple[Layer, Im2Col, GraphMoments]]:
+    """Yield layers with the moments of their inputs over the samples."""
+    second = any(config.rounding != "nearest" for config in configs)
+    int8 = [layer for layer in layers if plan.precision[layer.node] == "int8"]
+    quantize = {layer.node: make_quantizer(layer, plan) for layer in int8}
+    runtime, samples = make_runtime("onnxruntime"), partial(single_sample_batches, datasets, context.task)
+    return collect_moments(graph, layers, quantize, samples, runtime, context.folder, second=second, seed=context.seed)
 
 
 def round_table(table: Array, precision: Precision, config: RoundingConfig) -> QuantizedWeight:
@@ -238,15 +277,17 @@ def round_layer(
         else:
             scale = quantize_weight(matrix, 1)[1][None]
         steps = np.broadcast_to(expand_scales(scale, len(matrix), group_size), matrix.shape)
-        shifts = np.float32(0) if zeros is None else expand_scales(zeros, len(matrix), group_size) * steps
+        shifts = 0.0 if zeros is None else expand_scales(zeros, len(matrix), group_size) * steps
         gram = observed.second[index]
-        if gram.size:  # rounding to nearest observes nothing
+        if gram.size:  # what is rounded to nearest is not observed
             gram = gram / np.outer(factors, factors)
         if known is not None and len(matrices) == 1:
             integers.append(im2col.unfold_weight(known.integers)[0])
         else:
-            shifted = matrix + shifts
-            integers.append(round_weight(shifted, steps, gram, levels, config.rounding, act_order=config.act_order))
+            rounding = config.rounding if gram.size else "nearest"
+            integers.append(
+                round_weight(matrix, steps, gram, levels, rounding, shifts=shifts, act_order=config.act_order)
+            )
         scales.append(scale)
         if config.bias_correction:
             kept, quantized = observed.total[index] @ (matrix / factors[:, None]), observed.quantized[index]

@@ -38,21 +38,24 @@ def round_weight(
     levels: IntegerRange,
     rounding: Rounding = "nearest",
     *,
+    shifts: Array | float = 0.0,
     act_order: bool = True,
 ) -> Array:
     """Round a weight to integers; no output has a larger error than with rounding to nearest.
 
     weight, scales: [in, out] float32. gram: the mean of x xT over the layer's inputs x, [in, in] float64. levels:
-    lowest and highest integer. act_order: of GPTQ, round the inputs with the largest activations first. Returns
-    [in, out] int8.
+    lowest and highest integer. shifts: what the integers stand for more than the weight, [in, out], where groups have
+    zeros. act_order: of GPTQ, round the inputs with the largest activations first. A weight that is zero, as pruning
+    made it, is rounded to nearest, which keeps it. Returns [in, out] int8.
     """
+    kept, weight = weight == 0, weight + shifts
     nearest = np.clip(np.rint(weight / scales), *levels)
     if rounding == "nearest":
         return nearest.astype(np.int8)
     if rounding == "gptq":
-        rounded = gptq(weight, scales, gram, levels, order=act_order)
+        rounded = gptq(weight, scales, gram, levels, kept=kept, order=act_order)
     else:
-        rounded = adaround(weight, scales, gram, levels)
+        rounded = np.where(kept, nearest, adaround(weight, scales, gram, levels))
     better = output_errors(weight, rounded * scales, gram) <= output_errors(weight, nearest * scales, gram)
     return np.where(better, rounded, nearest).astype(np.int8)
 
@@ -63,23 +66,27 @@ def output_errors(weight: Array, changed: Array, gram: Array) -> Array:
     return np.asarray((difference * (gram @ difference)).sum(axis=0))
 
 
-def gptq(weight: Array, steps: Array, gram: Array, levels: tuple[int, int], *, order: bool = True) -> Array:
+def gptq(
+    weight: Array, steps: Array, gram: Array, levels: tuple[int, int], *, kept: Array | None = None, order: bool = True
+) -> Array:
     """GPTQ: round a weight input by input; the inputs that follow compensate for each error (Frantar et al., GPTQ:
     Accurate Post-Training Quantization for Generative Pre-trained Transformers, 2022). Returns integers [in, out]
-    float32. A weight that is zero stays zero: pruning made it so.
+    float32.
 
     The scales are fixed beforehand, from the weight as it was, so that inputs can be taken in any order and groups stay
     where they are.
 
-    weight, steps: [in, out] float32. gram: the mean of x xT, [in, in]. order: take the inputs with the largest second
-    moment first (GPTQ's `act_order`).
+    weight, steps: [in, out] float32. gram: the mean of x xT, [in, in]. kept: the weights that are rounded to nearest,
+    [in, out] bool. order: take the inputs with the largest second moment first (GPTQ's `act_order`).
     """
     inputs = np.argsort(-np.diagonal(gram), kind="stable") if order else np.arange(len(weight))
-    grid, zero = torch.from_numpy(steps[inputs].astype(np.float32)), torch.from_numpy(weight[inputs] == 0)
+    grid, exact = (torch.from_numpy(values[inputs].astype(np.float32)) for values in (steps, weight / steps))
+    fixed = torch.from_numpy(np.zeros(weight.shape, bool) if kept is None else kept[inputs])
     integers = torch.empty(weight.shape)
 
     def round_column(left: Tensor, column: int, scale: Tensor) -> Tensor:
-        integers[column] = (left[:, column] / grid[column]).round().clamp(*levels).masked_fill(zero[column], 0)
+        places = torch.where(fixed[column], exact[column], left[:, column] / grid[column])
+        integers[column] = places.round().clamp(*levels)
         return integers[column] * grid[column]
 
     moments = torch.from_numpy(gram[np.ix_(inputs, inputs)])
@@ -90,7 +97,7 @@ def gptq(weight: Array, steps: Array, gram: Array, levels: tuple[int, int], *, o
 
 
 def adaround(weight: Array, scales: Array, gram: Array, levels: tuple[int, int]) -> Array:
-    """Return adaRound: learn for each weight whether it is rounded up or down; a weight of zero stays zero.
+    """Round by AdaRound: learn for each weight whether it is rounded up or down.
 
     Nagel et al., Up or Down? Adaptive Rounding for Post-Training Quantization (2020): a rectified sigmoid of a free
     variable interpolates between the two integers, and a penalty drives it to one of them. For a linear layer the
@@ -123,7 +130,7 @@ def adaround(weight: Array, scales: Array, gram: Array, levels: tuple[int, int])
         scale = first / (1 - ADAM_BETAS[0] ** (step + 1))
         free -= LEARNING_RATE * scale / (np.sqrt(second / (1 - ADAM_BETAS[1] ** (step + 1))) + 1e-8)
     up = 1 / (1 + np.exp(-free)) * (STRETCH_HIGH - STRETCH_LOW) + STRETCH_LOW >= 0.5
-    return np.where(weight == 0, 0, np.clip(floor + up, *levels))
+    return np.asarray(np.clip(floor + up, *levels))
 
 
 def logit(share: Array) -> Array:

@@ -108,8 +108,12 @@ def find_grid_size(weight: Array, group_size: int | None) -> int | None:
     with smaller groups, which larger ones would not keep."""
     if group_size is None or group_size <= DEFAULT_GROUP_SIZE:
         return group_size
-    is_on_grid = find_grid(divide_inputs(weight, DEFAULT_GROUP_SIZE), INT4_RANGE) is not None
-    return DEFAULT_GROUP_SIZE if is_on_grid else group_size
+    return DEFAULT_GROUP_SIZE if is_on_grid(weight, DEFAULT_GROUP_SIZE) else group_size
+
+
+def is_on_grid(weight: Array, group_size: int | None) -> bool:
+    """Return whether a weight [in, out] lies on a grid in 4 bits with zeros, in groups of this size or smaller ones."""
+    return find_grid(divide_inputs(weight, find_grid_size(weight, group_size)), INT4_RANGE) is not None
 
 
 def divide_inputs(weight: Array, group_size: int | None) -> Array:
