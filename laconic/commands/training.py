@@ -24,6 +24,7 @@ from laconic.registry import did_you_mean
 
 if TYPE_CHECKING:
     from train.finetune.finetune import FinetuneResult
+    from train.launchers.accelerate_config import AccelerateConfig
     from train.planner.mesh_plan import Link
     from train.planner.plan_source import PlannedSource
     from train.settings import TrainingRecipe
@@ -52,6 +53,9 @@ MeasureAgain = Annotated[
 ]
 
 
+AccelerateFile = Annotated[
+    Path | None, typer.Option(help="A file of `accelerate config`: mesh, precision and ranks.", rich_help_panel="Ranks")
+]
 LAUNCHERS = ("local", "torchrun", "slurm")
 """Where `--on` starts the ranks: in this process, on this machine and others, or in a job of Slurm."""
 LAUNCH = {"rich_help_panel": "Ranks"}
@@ -85,6 +89,7 @@ def finetune(
     nvtx: Annotated[bool, typer.Option("--nvtx", help="Add NVTX ranges for Nsight.")] = False,
     memory_snapshot: Annotated[bool, typer.Option("--memory-snapshot", help="Record all CUDA allocations.")] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard event files.")] = False,
+    accelerate: AccelerateFile = None,
     on: Place = "local",
     nnodes: NodeCount = "1",
     nproc_per_node: RankCount = 1,
@@ -106,13 +111,16 @@ def finetune(
     options = {"epochs": epochs, "batch_size": batch, "steps": steps, "seed": seed, "memory": memory}
     more = {"techniques": technique or None, "learning_rate": lr, "assignments": assignment or None}
     chosen = read_training_recipe(recipe, keys | options | more, trust=trust)
+    config = read_accelerate_config(accelerate)
+    chosen = config.apply(chosen) if config else chosen
     if show_recipe:
         typer.echo(chosen.to_yaml(), nl=False)
         return
     if output is None:
         raise UsageError("nowhere to write to. Give --output FOLDER, as tuned")
+    on = "torchrun" if on == "local" and config and config.world > 1 else on
     if on != "local" and "RANK" not in os.environ:  # it is in the ranks that this starts, by the same command
-        raise typer.Exit(launch(on, output, nnodes, nproc_per_node, rdzv_endpoint, max_restarts))
+        raise typer.Exit(launch(on, output, config, nnodes, nproc_per_node, rdzv_endpoint, max_restarts))
     from train.finetune.finetune import finetune
     from train.observers import ObserverSettings
 
@@ -123,17 +131,31 @@ def finetune(
     print_json(summarize_tuned(tuned)) if as_json else print_tuned(tuned)
 
 
-def launch(place: str, output: Path, *settings: Any) -> int:
-    """Start the ranks of this command, or submit a job that does, and return the exit code. settings: as of
+def read_accelerate_config(path: Path | None) -> "AccelerateConfig | None":
+    """Read a file of Accelerate, where one is given, and say what of it is elsewhere; in ranks it was said before."""
+    if path is None:
+        return None
+    from train.launchers.accelerate_config import read_accelerate
+
+    config = read_accelerate(path)
+    for note in config.describe() if "RANK" not in os.environ else ():
+        typer.echo(note, err=True)
+    return config
+
+
+def launch(place: str, output: Path, config: "AccelerateConfig | None", *options: Any) -> int:
+    """Start the ranks of this command, or submit a job that does, and return the exit code. options: as of
     `LaunchSettings`."""
     if place not in LAUNCHERS:
         raise UsageError(f"there is nowhere called {place!r} to train on. {did_you_mean(place, LAUNCHERS)}")
     from train.launchers.slurm import submit_job
     from train.launchers.torchrun import LaunchSettings, launch_ranks
 
+    settings = LaunchSettings(*options)
+    settings = config.settle_launch(settings) if config else settings
     if place == "torchrun":
-        return launch_ranks(sys.argv[1:], LaunchSettings(*settings), run=output.name)
-    typer.echo(submit_job(sys.argv[1:], LaunchSettings(*settings), output))
+        return launch_ranks(sys.argv[1:], settings, run=output.name)
+    typer.echo(submit_job(sys.argv[1:], settings, output))
     return 0
 
 
