@@ -54,6 +54,12 @@ OBJECTIVES = {
 }
 """Training objectives, which tasks name; `of(task, dataset)` makes one."""
 
+PREFERENCE_LOSSES = {
+    "dpo": "train.objectives.preference_losses:Dpo",
+    "orpo": "train.objectives.preference_losses:Orpo",
+}
+"""What a recipe of fine-tuning may name as its objective, for rows with a preferred answer."""
+
 RUNTIMES = {
     "openvino": "laconic.runtimes.openvino:OpenVino",
     "onnxruntime": "laconic.runtimes.onnxruntime:OnnxRuntime",
@@ -222,6 +228,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
 TABLES = {
     "task": TASKS,
     "objective": OBJECTIVES,
+    "preference loss": PREFERENCE_LOSSES,
     "runtime": RUNTIMES,
     "generator": GENERATORS,
     "stage": STAGES,

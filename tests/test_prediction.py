@@ -4,6 +4,7 @@ by the line through two shallow ones."""
 import json
 import runpy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,25 @@ def test_what_is_predicted_is_what_the_allocator_gives_out_to_the_device_and_to_
     peaks = ALLOCATOR["measure_allocated_peaks"](real(subject, source, training), STEPS, training.max_grad_norm)
     assert predicted.peak == pytest.approx(peaks.device, rel=0.03)
     assert predicted.host == pytest.approx(peaks.host, rel=0.03, abs=0.01 * peaks.both)
+
+
+@pytest.mark.parametrize(
+    ("loss", "choice", "words"),
+    [
+        ("dpo", (), 300),
+        ("dpo", ("lora", "gradient-checkpointing"), 300),
+        ("dpo", ({"gradient-accumulation": {"rows": 2}}, {"chunked-cross-entropy": {"chunk": 32}}), 4000),
+        ("orpo", ("sdpa", {"chunked-cross-entropy": {"chunk": 32}}), 4000),
+    ],
+    ids=str,
+)
+def test_pairs_of_answers_take_what_is_predicted(tmp_path, loss, choice, words):
+    subject, source = opened(tmp_path, "gpt2", 2, words)
+    subject, training = replace(subject, preference=NamedSettings(name=loss)), settings(choice, "adamw")
+    predicted = predict(subject, training, LENGTH, RATES)
+    peaks = ALLOCATOR["measure_allocated_peaks"](real(subject, source, training), STEPS, training.max_grad_norm)
+    assert predicted.peak == pytest.approx(peaks.device, rel=0.03)
+    assert predicted.host == peaks.host == 0
 
 
 def leaf() -> Tensor:

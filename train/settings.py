@@ -153,7 +153,7 @@ def name_of(technique: Any) -> Any:
     return getattr(technique, "name", technique)
 
 
-NAMED = ("techniques", "optimizer", "schedule", "metrics", "callbacks")
+NAMED = ("techniques", "optimizer", "schedule", "metrics", "callbacks", "objective")
 """The keys of a recipe whose values name registered classes."""
 
 
@@ -172,6 +172,7 @@ class TrainingData(Strict):
 class TrainingRecipe(Training, Origin):
     """A recipe of fine-tuning: a source, its data, and how it is trained.
 
+    objective: the loss of rows with a preferred answer, "dpo" or "orpo"; None takes the objective of the task.
     memory: bytes that the device may hold; the planner keeps within them. eval_every: steps between two evaluations; an
     epoch by default. best_by: the figure of the evaluations by which the best weights are kept; None keeps the last.
     patience: evaluations without a better figure after which the run ends; without `best_by` it is that of the loss.
@@ -183,6 +184,7 @@ class TrainingRecipe(Training, Origin):
 
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     data: TrainingData
+    objective: NamedSettings | None = None
     memory: Bytes | None = None
     eval_every: int | None = Field(default=None, ge=1)
     best_by: str | None = None
@@ -199,6 +201,8 @@ class TrainingRecipe(Training, Origin):
             metric.configure("metric")
         for callback in self.callbacks:
             callback.configure("callback")
+        if self.objective is not None:
+            self.objective.configure("preference loss")
         return self
 
     @model_validator(mode="before")
@@ -259,4 +263,6 @@ class TrainingRecipe(Training, Origin):
         for name in ("metrics", "callbacks"):
             if named := getattr(self, name):
                 content[name] = [setting.to_yaml_value() for setting in named]
+        if self.objective is not None:
+            content["objective"] = self.objective.to_yaml_value()
         return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)

@@ -43,6 +43,10 @@ def make_step_parts(
     module is changed in place: training mode, gradients for every
     floating-point parameter, float32. Raises RecipeError for layers that `tensor` or `pipeline` does not divide.
     """
+    if (tensor is not None or pipeline is not None) and not objective.takes_parts_of_layers:
+        raise RecipeError(
+            "mesh: preferences are learned by a whole model on each rank, and tensor or pipeline cuts it. Leave it out"
+        )
     for parameter in module.parameters():
         parameter.requires_grad_(parameter.is_floating_point())
     chosen, optimizer = components.parameters, components.optimizer

@@ -25,6 +25,7 @@ from train.loop import LoopSettings, run_steps
 from train.observers import ObserverSettings, observe
 from train.parallel.pipeline import PipelineSettings, make_pipeline
 from train.parallel.ranks import Ranks
+from train.reference_rows import complete_rows
 from train.run_snapshot import open_snapshots, resume, save_snapshot
 from train.settings import Training
 from train.snapshots.snapshot import Snapshots
@@ -105,6 +106,7 @@ def train(
         first = first_batch(objective, dataset, sampler)
         pipeline = make_pipeline(training.mesh, ranks, first)
         state = start_training(checkpoint.module, objective, training, ranks, steps, pipeline)
+        dataset = complete_rows(state, dataset, folder, training.batch_size)
         masks = [mask_weights(state)] if is_pruned else []
         evaluate(state, 0)
         with open_snapshots(folder / SNAPSHOTS) as snapshots:

@@ -14,6 +14,7 @@ from laconic.data.dataset import RowSketch
 from laconic.data.stored_rows import KIND, Row, RowSample, TaskRows
 from laconic.errors import DataError, InputError
 from laconic.hashing import digest_arrays, hash_of
+from laconic.tasks.preference_text import PreferenceText
 from laconic.tasks.processing import Processing
 from laconic.tasks.row_parsing import is_file, strip_target
 from laconic.tasks.task import Task
@@ -106,6 +107,8 @@ def digest_content(source: Any) -> bytes:
             digest.update(name.encode() + digest_content(source[name]))
     elif isinstance(source, str):
         digest.update(source.encode())
+        if isinstance(source, PreferenceText):
+            digest.update(digest_content(source.rejected))
     else:
         digest.update(json.dumps(source, ensure_ascii=False).encode())
     return digest.digest()

@@ -12,21 +12,23 @@ from laconic.arrays import Array, Arrays
 from laconic.errors import InputError
 from laconic.tasks.assets import PREPROCESS, to_json
 from laconic.tasks.chat_template import ChatTemplate, MarkedText, mark_completion
+from laconic.tasks.preference_text import CHOSEN, PROMPT, REJECTED, read_preference
 from laconic.tasks.preprocessing import TextOptions
 from laconic.tasks.text import SingleText
 from laconic.tensor import TensorSpec
 
 CHAT = "chat_template.json"
-MESSAGES, PROMPT, COMPLETION = "messages", "prompt", "completion"
+MESSAGES, COMPLETION = "messages", "completion"
 """The columns of a chat, and of a prompt with its completion, in the place of a text."""
 
 
 class CausalText(SingleText):
-    """Mixin of the task of causal language models. In files, a sample may be a text, a chat (`messages`) or a `prompt`
-    with its `completion`: a `MarkedText`."""
+    """Mixin of the task of causal language models. In files, a sample may be a text, a chat (`messages`), a `prompt`
+    with its `completion`: a `MarkedText`; or a `prompt` with a `chosen` and a `rejected` answer: a `PreferenceText`."""
 
-    columns: ClassVar[tuple[str, ...]] = (MESSAGES, PROMPT, COMPLETION)
+    columns: ClassVar[tuple[str, ...]] = (MESSAGES, PROMPT, COMPLETION, CHOSEN, REJECTED)
     objective = "next-token"
+    learns_preferences = True
     self_supervised = True
     auto_class = "AutoModelForCausalLM"
     architectures: ClassVar[tuple[str, ...]] = ("ForCausalLM", "LMHeadModel")
@@ -59,6 +61,8 @@ class CausalText(SingleText):
             return (self.mark_chat(values[MESSAGES]),), None
         if self.field not in values and COMPLETION in values:
             return (mark_completion(values.get(PROMPT), values[COMPLETION]),), None
+        if self.field not in values and (CHOSEN in values or REJECTED in values):
+            return (read_preference(values, self.mark_chat),), None
         samples, _ = super().read_row(values, folder)
         return samples, None
 
@@ -68,14 +72,14 @@ class CausalText(SingleText):
         task.chat = ChatTemplate(text, self.chat.tokens if self.chat else {})
         return task
 
-    def mark_chat(self, messages: Any) -> MarkedText:
-        """Return the text of a chat with its answers. Raises InputError."""
+    def mark_chat(self, messages: Any, start: int = 0) -> MarkedText:
+        """Return the text of a chat with its answers behind the first `start` messages. Raises InputError."""
         if self.chat is None:
             raise InputError(
                 "the model has no chat template, so a chat cannot be made a text. Give one as data.chat_template, or "
                 "rows with 'prompt' and 'completion'"
             )
-        return self.chat.mark(messages)
+        return self.chat.mark(messages, start)
 
     def encode_texts(self, samples: Sequence[Any]) -> list[Encoding]:
         whole = {index for index, each in enumerate(samples) if getattr(each, "has_special_tokens", False)}

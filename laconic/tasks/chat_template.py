@@ -69,13 +69,14 @@ class MarkedText(str):
         return str(self), self.answers, self.has_special_tokens
 
 
-def mark_completion(prompt: Any, completion: Any) -> MarkedText:
-    """Return a prompt with its completion, which is the answer. Raises InputError unless both are texts."""
-    for name, value in (("prompt", prompt), ("completion", completion)):
+def mark_completion(prompt: Any, completion: Any, name: str = "completion") -> MarkedText:
+    """Return a prompt with its completion, which is the answer. name: the column of the completion. Raises InputError
+    unless both are texts."""
+    for column, value in (("prompt", prompt), (name, completion)):
         if not isinstance(value, str):
-            raise InputError(f"expected a string under {name!r}, got {type(value).__name__}")
+            raise InputError(f"expected a string under {column!r}, got {type(value).__name__}")
     if not completion:
-        raise InputError("the 'completion' is empty, so there is nothing to learn")
+        raise InputError(f"the {name!r} is empty, so there is nothing to learn")
     return MarkedText(prompt + completion, [(len(prompt), len(prompt) + len(completion))])
 
 
@@ -192,17 +193,17 @@ class ChatTemplate:
         except Exception as error:  # whatever the expressions of a template make of the messages
             raise InputError(f"the model's chat template refuses the chat: {' '.join(str(error).split())}") from error
 
-    def mark(self, messages: Any) -> MarkedText:
+    def mark(self, messages: Any, start: int = 0) -> MarkedText:
         """Return the text of a chat whose answers are the turns of the assistant, each with what ends its turn.
 
-        Raises InputError for what is no chat with an answer, and where the template renders an answer in another way
-        once others follow it.
+        start: how many messages are the prompt, whose turns are no answers. Raises InputError for what is no chat with
+        an answer, and where the template renders an answer in another way once others follow it.
         """
-        check_messages(messages)
+        check_messages(messages, start)
         text = self.render(messages)
         answers = []
         for index, message in enumerate(messages):
-            if message["role"] != ASSISTANT:
+            if index < start or message["role"] != ASSISTANT:
                 continue
             before, after = self.render(messages[:index], prompt=True), self.render(messages[: index + 1])
             if not (text.startswith(after) and after.startswith(before)):
@@ -237,15 +238,15 @@ def write_arguments(call: Any) -> Any:
     return {**call, "function": {**function, "arguments": json.dumps(function.get("arguments"), ensure_ascii=False)}}
 
 
-def check_messages(messages: Any) -> None:
-    """Raise InputError unless messages are a chat with an answer of the assistant."""
+def check_messages(messages: Any, start: int = 0) -> None:
+    """Raise InputError unless messages are a chat with an answer of the assistant behind the first `start`."""
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise InputError("expected a list of objects {'role': ..., 'content': ...} under 'messages'")
     for number, message in enumerate(messages, 1):
         for key in ("role", "content"):
             if not isinstance(message.get(key), str):
                 raise InputError(f"message {number} has no {key!r}, a string")
-    if not any(message["role"] == ASSISTANT for message in messages):
+    if not any(message["role"] == ASSISTANT for message in messages[start:]):
         raise InputError(f"no message has the role {ASSISTANT!r}, so there is nothing to learn")
 
 

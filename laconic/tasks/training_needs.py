@@ -23,6 +23,9 @@ class TrainingNeeds(NamedTask):
     self_supervised: ClassVar[bool] = False
     """Whether the objective learns from samples without labels."""
 
+    learns_preferences: ClassVar[bool] = False
+    """Whether samples may be answers of which one is preferred, as objectives for preferences take them."""
+
     unlabelled_gradient: ClassVar[Literal["likelihood", "answer"]] = "answer"
     """Without labels, importance criteria take the gradient of the likelihood of a class drawn from the model's own
     answer, or of the answer itself."""

@@ -3,16 +3,20 @@
 import copy
 import resource
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
+from laconic.config import NamedSettings
 from laconic.data.dataset import Dataset
 from laconic.errors import GoalMissed
 from laconic.hardware import this_machine
 from laconic.models.checkpoint import Checkpoint
 from laconic.progress import Steps
 from laconic.units import format_binary_bytes
+from train.objectives.next_token import TokenizedText
+from train.objectives.preference import TokenizedPreference
 from train.planner.combinations import Combination, format_technique
 from train.planner.device_rates import DeviceRates, measure_rates
 from train.planner.memory_plan import MemoryPlan, PlanRow, plan_memory
@@ -24,19 +28,26 @@ SAMPLES = 64
 """How many of the longest samples, by the dataset's estimate, are encoded to find the longest in tokens."""
 
 
-def copy_structure(checkpoint: Checkpoint, name: str) -> MetaModel:
-    """Copy the structure of a checkpoint's model to the meta device, without its weights."""
+def copy_structure(checkpoint: Checkpoint, name: str, preference: NamedSettings | None = None) -> MetaModel:
+    """Copy the structure of a checkpoint's model to the meta device, without its weights. preference: as of a
+    `MetaModel`."""
     memo: dict[int, object] = {}
     for tensor in (*checkpoint.module.parameters(), *checkpoint.module.buffers()):
         empty = torch.empty_like(tensor, device="meta")
         memo[id(tensor)] = nn.Parameter(empty) if isinstance(tensor, nn.Parameter) else empty
     module: nn.Module = copy.deepcopy(checkpoint.module, memo)
-    return MetaModel(name, module, checkpoint.task, checkpoint.task.max_length)
+    return MetaModel(name, module, checkpoint.task, checkpoint.task.max_length, preference)
 
 
 def measure_longest(checkpoint: Checkpoint, dataset: Dataset) -> int:
-    """Measure the largest size of a free axis of any sample, as tokens of a truncated text; 1 where no axis is free."""
+    """Measure the largest size of a free axis of any sample, as tokens of a truncated text; 1 where no axis is free.
+
+    dataset: its rows as the objective prepares them.
+    """
     task = checkpoint.task
+    if isinstance(dataset.samples[0], TokenizedText | TokenizedPreference):
+        text_task: Any = task
+        return int(text_task.round_up(max(dataset.lengths) - 1))
     free = [
         (spec.name, axis)
         for spec in task.inputs

@@ -27,8 +27,8 @@ ROWS = 32
 Row = tuple[Array, ...]
 """The outputs of one sample."""
 
-BatchResult = tuple[float, list[list[Array]]]
-"""The summed loss of a batch, and for each call of the module its outputs."""
+BatchResult = tuple[dict[str, float], list[list[Array]]]
+"""The sums of a batch's figures, and for each call of the module its outputs."""
 
 ForwardContext = Callable[[], AbstractContextManager[Any]]
 """A context of each forward pass, as `TrainState.forward_context`."""
@@ -46,8 +46,8 @@ def evaluate(
     metrics: Mapping[str, Metric] = MappingProxyType({}),
     before_batch: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
-    """Evaluate the mean loss, what the task makes of it (a perplexity) or else its metric, where the labels are for it,
-    and the given metrics by name.
+    """Evaluate the mean loss and the objective's further figures, what is made of the loss (a perplexity) or else the
+    task's metric, where the labels are for it, and the given metrics by name.
 
     The module is set to evaluation mode, and its training mode is restored. device: of its inputs. rows: of a batch; no
     more than training takes at once, so that evaluation needs no more memory than training. strategy: of the ranks that
@@ -58,14 +58,14 @@ def evaluate(
     try:
         with torch.no_grad():
             compute = (strategy or ParallelStrategy()).compute
-            loss, outputs = run_dataset(
+            figures, outputs = run_dataset(
                 module, objective, dataset, device, rows, forward_context, compute, before_batch
             )
     finally:
         module.train(training)
     return (
-        {"loss": loss}
-        | (objective.task.figures_from_loss(loss) or compute_metric(objective, dataset, outputs))
+        figures
+        | (objective.interpret_loss(figures["loss"]) or compute_metric(objective, dataset, outputs))
         | {name: compute_named(name, metric, dataset, outputs) for name, metric in metrics.items()}
     )
 
@@ -79,8 +79,9 @@ def run_dataset(
     forward_context: ForwardContext,
     compute: Callable[[Callable[[], BatchResult]], BatchResult],
     before_batch: Callable[[], None] = lambda: None,
-) -> tuple[float, list[Row]]:
-    """Return the mean loss over all terms of a dataset, and the outputs of each sample, of any shape.
+) -> tuple[dict[str, float], list[Row]]:
+    """Return the means of the objective's figures over all terms of a dataset, and the outputs of each sample, of any
+    shape.
 
     An objective that compares rows sees `rows` of them at a time, drawn at random; else rows of similar length are
     batched. There are no outputs where the objective does not call the module itself. compute: as of a
@@ -89,13 +90,14 @@ def run_dataset(
     lengths = row_lengths(dataset) if objective.splittable else None
     sampler = BatchSampler(len(dataset.keys), rows, seed=0, lengths=lengths)
     builder = BatchBuilder(dataset, dataset.samples, objective.collate)
-    total, terms, row_outputs = 0.0, 0, dict[int, Row]()
+    totals, terms, row_outputs = dict[str, float](), 0, dict[int, Row]()
     for number in range(sampler.steps):
         before_batch()
         members = sampler.batch(number)
         batch = {name: tensor.to(device) for name, tensor in builder.collate(members).items()}
-        loss, calls = compute(partial(run_batch, module, objective, batch, forward_context))
-        total += loss
+        sums, calls = compute(partial(run_batch, module, objective, batch, forward_context))
+        for name, value in sums.items():
+            totals[name] = totals.get(name, 0.0) + value
         terms += int(objective.count_terms(batch))
         samples = [row * dataset.per_row + offset for row in members for offset in range(dataset.per_row)]
         for arrays in calls:
@@ -105,15 +107,16 @@ def run_dataset(
             f"no row of {dataset.name} has a label that counts: all are masked, ignored or empty. Give other rows to "
             f"evaluate with"
         )
-    return total / terms, [row_outputs[index] for index in sorted(row_outputs)]
+    figures = {name: total / terms for name, total in totals.items()}
+    return figures, [row_outputs[index] for index in sorted(row_outputs)]
 
 
 def run_batch(module: nn.Module, objective: Objective, batch: Batch, forward_context: ForwardContext) -> BatchResult:
-    """Return the summed loss of a batch, and for each call of the module the outputs that have its rows."""
+    """Return the sums of a batch's figures, and for each call of the module the outputs that have its rows."""
     with forward_context(), record_outputs(module) as calls:
-        loss = float(objective.loss(module, batch))
+        sums = {name: float(value) for name, value in objective.measure(module, batch).items()}
     rowwise = [[output for output in outputs if output.shape[:1] == outputs[0].shape[:1]] for outputs in calls]
-    return loss, [[output.float().cpu().numpy() for output in outputs] for outputs in rowwise]
+    return sums, [[output.float().cpu().numpy() for output in outputs] for outputs in rowwise]
 
 
 @contextmanager

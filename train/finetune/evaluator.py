@@ -14,6 +14,7 @@ from train.callbacks.callback import RunLog
 from train.callbacks.journal import format_line, read_lines
 from train.finetune.evaluate import ROWS, evaluate
 from train.finetune.metric import Metric
+from train.reference_rows import complete_rows
 from train.settings import TrainingRecipe
 from train.snapshots.snapshot import Snapshots
 from train.step.train_state import TrainState
@@ -86,6 +87,8 @@ class Evaluator:
         Raises RecipeError where `best_by` is no figure of this model.
         """
         if done == 0:
+            self._all = complete_rows(state, self._all, self._folder, self._rows)
+            self._part = self._all.rows(range(len(self._part.keys)), self._all.name)
             if description := state.strategy.describe():
                 self._steps.report("pipeline", description)
             with self._steps.step("evaluate before training") as step:

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from laconic import registry
 from laconic.artifacts.record import Record
 from laconic.cache import Cache
 from laconic.data.dataset import Dataset, split
@@ -34,10 +33,12 @@ from train.finetune.mesh_choice import settle_mesh
 from train.finetune.run_folder import KEY, claim_folder
 from train.finetune.technique_costs import report_costs
 from train.loop import translate_memory_errors
+from train.objectives.choice import make_objective
 from train.observers import ObserverSettings
 from train.parallel.ranks import Ranks, open_ranks
 from train.planner.meta_model import MetaModel
 from train.precision import settle_precision
+from train.reference_rows import REFERENCE
 from train.settings import BF16_PADDING, Training, TrainingRecipe
 from train.step.objective import Objective
 from train.trainer import SNAPSHOTS, TrainResult, train
@@ -161,15 +162,15 @@ def prepare(recipe: TrainingRecipe, trust: bool, steps: Steps) -> FinetuneInputs
         checkpoint = open_for(recipe, trust=trust, steps=steps)
         check_adapter(recipe, checkpoint, trust)
         train_set, validation = read_datasets(recipe, checkpoint, steps)
-        objective = registry.resolve("objective", checkpoint.task.objective).of(checkpoint.task, train_set)
+        objective = make_objective(checkpoint.task, train_set, preference=recipe.objective)
         weights = compute_class_weights(recipe.class_weights, checkpoint.task, train_set)
         objective.set_class_weights(weights, recipe.label_smoothing)
         with checkpoint.task.truncated(recipe.max_length):
+            train_set, validation = (objective.prepare_rows(dataset) for dataset in (train_set, validation))
             with checkpoint.task.padded(BF16_PADDING):
                 length = measure_longest(checkpoint, train_set)
-            train_set, validation = (objective.prepare_rows(dataset) for dataset in (train_set, validation))
         step.note = f"{checkpoint.task.name}, {len(train_set.keys)} training and {len(validation.keys)} validation rows"
-    structure = copy_structure(checkpoint, Path(recipe.source).name)
+    structure = copy_structure(checkpoint, Path(recipe.source).name, recipe.objective)
     return_freed_memory()
     return FinetuneInputs(checkpoint, objective, train_set, validation, structure, length)
 
@@ -254,7 +255,7 @@ def select_settings(recipe: TrainingRecipe) -> dict[str, Any]:
     if recipe.best_by is not None:
         names |= {"best_by", "eval_every", "patience"}
     unset = {name for name in ("freeze", "layer_decay", "ema") if not getattr(recipe, name)}
-    names |= {name for name in ("class_weights", "label_smoothing") if getattr(recipe, name)}
+    names |= {name for name in ("class_weights", "label_smoothing", "objective") if getattr(recipe, name)}
     return recipe.model_dump(mode="json", include=names - unset)
 
 
@@ -310,7 +311,7 @@ def publish(
         checkpoint.save(destination)
     else:
         adapter.save(destination, Path(recipe.source), recipe.data.chat_template)
-    for name in (SNAPSHOTS, BEST):
+    for name in (SNAPSHOTS, BEST, REFERENCE):
         shutil.rmtree(folder / name, ignore_errors=True)
     (folder / KEY).unlink(missing_ok=True)
     shutil.move(folder, destination / LOGS)

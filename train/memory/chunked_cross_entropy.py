@@ -11,6 +11,8 @@ from laconic.errors import RecipeError
 from laconic.models.signature import replace_forward
 from train.objectives.deferred_gradient import DeferredLinearCrossEntropy
 from train.objectives.linear_cross_entropy import ChunkedLinearCrossEntropy
+from train.objectives.preference import PreferenceObjective
+from train.objectives.token_losses import ChunkedTokenLosses
 from train.step.step_parts import StepParts
 from train.step.technique import Proposal, Technique
 
@@ -29,6 +31,9 @@ class ChunkedCrossEntropy(Technique):
     defer: for a head that shares its weights with the embedding. The head's gradient of the weights is computed at the
     end of the backward pass, when the activations are freed, and added to the embedding's in place. That keeps one
     gradient of the vocabulary's size out of the peak, and recomputes the logits once.
+
+    An objective that needs the loss of each token (preferences) computes the logits of each chunk again in the backward
+    pass, and cannot defer.
     """
 
     slot = "loss"
@@ -48,6 +53,9 @@ class ChunkedCrossEntropy(Technique):
 
     def apply(self, parts: StepParts) -> None:
         objective: Any = parts.objective
+        if isinstance(objective, PreferenceObjective):
+            self._apply_to_pairs(parts, objective)
+            return
         plain = getattr(objective, "cross_entropy", None)
         if plain is None:
             raise RecipeError(
@@ -60,6 +68,16 @@ class ChunkedCrossEntropy(Technique):
                 parts.on_restore(replace_forward(table, deferred.make_embedding_forward(table)))
         objective.cross_entropy = deferred if self.defer else ChunkedLinearCrossEntropy(self.chunk)
         parts.on_restore(lambda: setattr(objective, "cross_entropy", plain))
+
+    def _apply_to_pairs(self, parts: StepParts, objective: PreferenceObjective) -> None:
+        """Compute the losses of an objective that needs each token's. Raises RecipeError where they are to be
+        deferred."""
+        if self.defer:
+            raise RecipeError(
+                "chunked-cross-entropy: the gradient of a preference's loss cannot be deferred. Set defer: false"
+            )
+        plain, objective.token_losses = objective.token_losses, ChunkedTokenLosses(self.chunk)
+        parts.on_restore(lambda: setattr(objective, "token_losses", plain))
 
 
 def find_tied_embeddings(module: nn.Module) -> list[nn.Embedding]:

@@ -137,8 +137,8 @@ def accumulate_loss(
     log_normalizer = hidden.new_empty(len(hidden), dtype=torch.float32)
     for part in chunks(len(inputs), chunk):
         logits, slope = cap_with_slope(compute_logits(inputs[part], table, bias), cap)
-        loss, log_normalizer[part], gradient = cross_entropy_gradients(logits, targets[part])
-        total += loss
+        losses, log_normalizer[part], gradient = cross_entropy_gradients(logits, targets[part])
+        total += losses.sum()
         if slope is not None:
             gradient.mul_(slope)
         gradients.add(gradient, inputs, table, part)

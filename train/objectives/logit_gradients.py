@@ -10,8 +10,13 @@ from laconic.tasks.token_positions import IGNORED
 
 
 def sum_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Sum the cross-entropy of logits [tokens, classes] and targets [tokens] int64, [] float32; a target of IGNORED
-    counts nothing.
+    """Sum the cross-entropy of each token, as `token_cross_entropy` computes it: [] float32."""
+    return token_cross_entropy(logits, targets).sum()
+
+
+def token_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Compute the cross-entropy of logits [tokens, classes] and targets [tokens] int64, [tokens] float32; 0 where a
+    target is IGNORED.
 
     The logits are overwritten by their gradient, which the backward pass scales. torch's own cross_entropy holds the
     logits, their log-softmax and two gradients; this takes 0.75 to 0.93 of its time for 4,096 to 50,257 classes
@@ -19,17 +24,17 @@ def sum_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     its result for its own gradient: that of a linear layer or of a cast does not.
     """
     apply: Any = LogitGradients.apply
-    loss: Tensor = apply(logits.float(), targets)
-    return loss
+    losses: Tensor = apply(logits.float(), targets)
+    return losses
 
 
 class LogitGradients(torch.autograd.Function):
-    """The summed loss. The gradient is computed in the forward pass, and scaled in the backward pass."""
+    """The loss of each token. The gradient is computed in the forward pass, and scaled in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
-        total, _, ctx.gradient = cross_entropy_gradients(logits, targets)
-        return total
+        losses, _, ctx.gradient = cross_entropy_gradients(logits, targets)
+        return losses
 
     @staticmethod
     def backward(ctx: Any, scale: Tensor) -> Any:
@@ -38,12 +43,12 @@ class LogitGradients(torch.autograd.Function):
                 "the gradient of a cross-entropy was taken twice, expected once. Compute the loss again"
             )
         gradient, ctx.gradient = ctx.gradient, None  # the graph outlives this, and must not keep it
-        return gradient.mul_(scale), None
+        return gradient.mul_(scale[:, None]), None
 
 
 def cross_entropy_gradients(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the summed loss of some tokens, their log-sum-exps [tokens], and the gradient of the logits [tokens,
-    classes].
+    """Compute the losses of some tokens [tokens], their log-sum-exps [tokens], and the gradient of the losses by the
+    logits [tokens, classes].
 
     The gradient overwrites the logits.
     """
@@ -54,4 +59,4 @@ def cross_entropy_gradients(logits: Tensor, targets: Tensor) -> tuple[Tensor, Te
     total = logits.sub_(top).exp_().sum(dim=1, keepdim=True)
     logits.mul_(counted / total)
     logits.scatter_(1, index, (picked.exp() / total - 1) * counted)
-    return ((total.log() - picked) * counted).sum(), (total.log() + top)[:, 0], logits
+    return ((total.log() - picked) * counted)[:, 0], (total.log() + top)[:, 0], logits

@@ -149,16 +149,7 @@ class NextToken(Objective):
         return self.cross_entropy(hidden, head.weight, getattr(head, "bias", None), targets, model.logit_cap)
 
     def answer(self, module: nn.Module, samples: Sequence[Any], device: torch.device) -> list[dict[str, str]]:
-        prompts, references = zip(*map(split_answer, samples), strict=True)
-        tokenizer = self.task.tokenizer
-        special = {index for index, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-        stops = special & {int(index) for reference in references for index in reference}
-        if self.task.end_id is not None:
-            stops.add(self.task.end_id)
-        answers = generate_greedily(module, prompts, device, stops=stops, longest=self.task.current_max_length)
-        rows = zip(prompts, answers, references, strict=True)
-        texts = [[tokenizer.decode(ids.tolist(), skip_special_tokens=False) for ids in row] for row in rows]
-        return [dict(zip(("given", "answer", "wanted"), row, strict=True)) for row in texts]
+        return answer_prompts(self.task, module, samples, device)
 
     def make_example(self, rows: int, length: int) -> Batch:
         ids = to_tensors(self.task.typical(rows, length))["input_ids"]
@@ -216,6 +207,22 @@ def split_answer(text: TokenizedText) -> tuple[Array, Array]:
     unlearned = np.flatnonzero(~text.learned[first:])
     stop = first + int(unlearned[0]) if len(unlearned) else len(text)
     return text.ids[:first], text.ids[first:stop]
+
+
+def answer_prompts(
+    task: TextGeneration, module: nn.Module, samples: Sequence[TokenizedText], device: torch.device
+) -> list[dict[str, str]]:
+    """Generate an answer to the prompt of each text, as `Objective.answer` returns them."""
+    prompts, references = zip(*map(split_answer, samples), strict=True)
+    tokenizer = task.tokenizer
+    special = {index for index, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    stops = special & {int(index) for reference in references for index in reference}
+    if task.end_id is not None:
+        stops.add(task.end_id)
+    answers = generate_greedily(module, prompts, device, stops=stops, longest=task.current_max_length)
+    rows = zip(prompts, answers, references, strict=True)
+    texts = [[tokenizer.decode(ids.tolist(), skip_special_tokens=False) for ids in row] for row in rows]
+    return [dict(zip(("given", "answer", "wanted"), row, strict=True)) for row in texts]
 
 
 def generate_greedily(

@@ -112,6 +112,7 @@ class RanksStrategy(ParallelStrategy):
     def __init__(self, ranks: Ranks, micro_batches: int = 1) -> None:
         """micro_batches: of each batch, the same number on every rank."""
         self.ranks, self.micro_batches = ranks, micro_batches
+        self.data_part = ranks.data_rank, ranks.data_world
 
     def reduce_terms(self, terms: int) -> float:
         return self.ranks.reduce_terms(terms)

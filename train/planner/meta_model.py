@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from laconic import registry
+from laconic.config import NamedSettings
 from laconic.errors import SourceError
 from laconic.models import builder as builders
 from laconic.models import huggingface, timm_folder, wrappers
@@ -23,6 +23,7 @@ from laconic.tasks.image_preprocess import ImagePreprocess
 from laconic.tasks.preprocessing import Preprocessing
 from laconic.tasks.task import Task, open_task
 from laconic.tensor import TensorSpec
+from train.objectives.choice import make_objective
 from train.step.objective import Objective
 
 IMAGE = 224
@@ -32,12 +33,14 @@ CONFIG = "config.json"
 
 @dataclass(frozen=True, eq=False)
 class MetaModel:
-    """A model without weights. module: on the meta device. longest: the most tokens it takes; None without text."""
+    """A model without weights. module: on the meta device. longest: the most tokens it takes; None without text.
+    preference: the loss of preferences that it is trained by; None for the objective of its task."""
 
     name: str
     module: nn.Module
     task: Task
     longest: int | None
+    preference: NamedSettings | None = None
 
     @property
     def parameters(self) -> int:
@@ -49,9 +52,8 @@ class MetaModel:
         return copy.deepcopy(self.module)
 
     def objective(self) -> Objective:
-        """Make the training objective of its task."""
-        objective: Objective = registry.resolve("objective", self.task.objective).of(self.task)
-        return objective
+        """Make its training objective."""
+        return make_objective(self.task, preference=self.preference)
 
 
 def open_meta_model(

@@ -1,7 +1,7 @@
 """The memory plan of a source, from the options of the command line and a recipe."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,7 @@ def open_planned_source(
     asked = length or training.max_length or min(model.longest or most, most)
     if measure:
         measure_rates(here, again=True)
+    model = replace(model, preference=training.objective)
     return PlannedSource(model, training, asked, size, devices, here, (device or here.type) == "cuda")
 
 

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
+from laconic.arrays import Array
 from laconic.data.dataset import Dataset
 from laconic.errors import RecipeError
 from laconic.models.signature import call
@@ -28,6 +30,10 @@ class Objective(ABC):
 
     splittable: bool = True
     """Whether a batch may be split into micro-batches: false where the loss compares rows with one another."""
+    takes_parts_of_layers: ClassVar[bool] = True
+    """Whether it computes the loss where each rank has a part of every layer, or some of the layers."""
+    has_reference: bool = False
+    """Whether it compares the model with what it said of the rows before training."""
     ignored: ClassVar[int | None] = None
     """The target that is no term of the loss, where every other target is one; None where each row is a term."""
 
@@ -71,6 +77,24 @@ class Objective(ABC):
     def loss(self, module: nn.Module, batch: Batch) -> Tensor:
         """Sum the batch's losses, [] float32."""
 
+    def measure(self, module: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Sum the figures of a batch by name, "loss" among them: [] float32 each. An evaluation divides them by the
+        terms."""
+        return {"loss": self.loss(module, batch)}
+
+    def interpret_loss(self, loss: float) -> dict[str, float]:
+        """Return figures that take the place of the task's metric, from the mean loss; empty where there are none."""
+        return self.task.figures_from_loss(loss)
+
+    def measure_reference(self, module: nn.Module, batch: Batch) -> Tensor:
+        """Measure what is kept of each row of a batch before training, [rows, 2] float32. For objectives with a
+        reference alone."""
+        raise NotImplementedError
+
+    def add_reference(self, dataset: Dataset, values: Array) -> Dataset:
+        """Return the rows, as `prepare_rows` makes them, with what `measure_reference` gave, [rows, 2]."""
+        return dataset
+
     def answer(self, module: nn.Module, samples: Sequence[Any], device: torch.device) -> list[dict[str, str]]:
         """Generate answers: for each sample, as `prepare_rows` makes it, the prompt, the model's answer and the right
         one, as texts.
@@ -101,6 +125,16 @@ class Objective(ABC):
             return [batch]
         pieces = {name: torch.split(tensor, rows) for name, tensor in batch.items()}
         return [{name: pieces[name][part] for name in batch} for part in range(-(-count // rows))]
+
+
+class ObjectiveSettings(BaseModel, ABC):
+    """The settings by which a recipe names an objective."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @abstractmethod
+    def make_objective(self, task: "Task") -> Objective:
+        """Make the objective. Raises RecipeError for a task that it is not for."""
 
 
 class LossModule(nn.Module):

@@ -35,6 +35,9 @@ class ParallelStrategy:
     micro_batches: int = 1
     """How many micro-batches a batch has at least. All ranks take as many, since each is a round of collectives."""
 
+    data_part: tuple[int, int] = (0, 1)
+    """Which part of the data this rank has, of how many."""
+
     def reduce_terms(self, terms: int) -> float:
         """Return the divisor of this rank's sum of losses, from the number of loss terms in its part of the batch; 0 on
         all ranks where none has a term."""
