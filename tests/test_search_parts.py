@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from language_models import save
 
 from compress.search import layer_timing
 from compress.search.budget import Budget
@@ -20,7 +21,7 @@ from compress.search.executor import open_executor
 from compress.search.latency_model import LatencyTable
 from compress.search.layer_spec import LayerSpec, read_layer_specs
 from compress.search.layer_timing import ATTENTION_INPUTS, write_graph
-from compress.search.search_candidate import dominates
+from compress.search.search_candidate import CostPrediction, dominates
 from compress.search.search_space import AXES, Study, apply_settings, can_heal, find_axes, predict_specs
 from compress.search.search_state import find_objectives, mark_front
 from export.candidates.engine_option import EngineOption
@@ -165,17 +166,40 @@ def test_a_drop_needs_labels_and_without_any_goal_the_task_says_how_faithful():
         Constraints.from_goal(Goal(max_drop="1%"), task, make_dataset(task.examples(8), task))
     task = classifier_task()
     few = make_dataset(task.examples(8), task)
-    with pytest.raises(UsageError, match=r"a search does not look for goal\.min_tokens"):
+    with pytest.raises(
+        UsageError, match=r"goal\.min_tokens_per_second is for models that write, and the task is image"
+    ):
         Constraints.from_goal(Goal(min_tokens_per_second=30), task, few)
     constraints = Constraints.from_goal(Goal(), task, few)
     assert constraints.prefers_speed
     assert constraints.shortfall(Quality(1, 1)) == 0
     assert constraints.shortfall(Quality(0.5, 0.1)) > 1
     assert not Constraints.from_goal(Goal(max_size="1 MB"), task, few).prefers_speed
-    assert Constraints.from_goal(Goal(max_size="1 MB"), task, few).excess(1.0, 2e6) == 2
+    assert Constraints.from_goal(Goal(max_size="1 MB"), task, few).excess(CostPrediction(1.0, 1.0, 2e6)) == 2
     constraints = Constraints(None, 0.0, None, None)
     assert constraints.shortfall(Quality(1, 1, 0.0, 0.0)) == 0
     assert constraints.shortfall(Quality(1, 1, 0.01, 0.02)) == math.inf
+
+
+def test_models_that_write_are_held_to_divergence_and_to_the_speed_of_reading_and_of_writing(tmp_path):
+    task = load_source(save(tmp_path / "llama", "llama"), task="text-generation").task
+    goal = Goal(max_divergence=0.01, max_first_token="100 ms", min_tokens_per_second=20)
+    constraints = Constraints.from_goal(goal, task, make_dataset(task.examples(4), task))
+    assert not constraints.prefers_speed
+    near, far = (Quality(0.99, 0.99, divergence=divergence) for divergence in (0.003, 0.012))
+    assert constraints.shortfall(near) < 1
+    assert constraints.shortfall(far) == pytest.approx(2)
+    assert "divergence 0.012 nats, asked for 0.006" in constraints.describe_infidelity(far)
+    fast = CostPrediction(1.0, 1.0, 1e6, first_token=0.05, tokens_per_second=40)
+    assert constraints.excess(fast) < 1
+    assert not constraints.describe_excess(fast)
+    slow = CostPrediction(1.0, 1.0, 1e6, first_token=0.19, tokens_per_second=5)
+    assert constraints.excess(slow) == pytest.approx(20 / 5 / 0.95)
+    assert constraints.describe_excess(slow, "predicted ") == (
+        "predicted 190.00 ms to the first token, asked for 95.00 ms; predicted 5.0 tokens/s, asked for 21.1"
+    )
+    goal = Goal(max_divergence=0.01)
+    assert Constraints.from_goal(goal, task, make_dataset(task.examples(4), task)).prefers_speed
 
 
 # Layer specs and search space

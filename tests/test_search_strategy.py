@@ -98,6 +98,8 @@ class World:
             speedup=1e-4 / costs[1],
             costs=costs,
             failures=(),
+            first_token=costs[1],
+            tokens_per_second=1 / costs[1],
         )
 
     def has_time_for(self, kind, units=1.0, *, build=False):
@@ -172,6 +174,18 @@ def test_a_goal_of_size_alone_takes_the_most_faithful_and_cuts_nothing_where_qua
     state = run(world)
     assert set(state.candidates) == {"nothing cut"}
     assert world.budget.spent == COSTS["load"] + COSTS["build"]
+
+
+@pytest.mark.parametrize("limit", [{"max_first_token": 3e-5}, {"min_tokens_per_second": 1 / 3e-5}])
+def test_models_that_write_are_cut_until_they_read_or_write_fast_enough(tmp_path, limit):
+    constraints = Constraints(Tolerance(mean=0.5), None, None, None, prefers_speed=False, **limit)
+    state = run(World(tmp_path, constraints, 600))
+    assert state.is_goal_met
+    assert state.best.settings
+    assert state.best.built.first_token <= 3e-5
+    lost = [each for each in state.trials if not each.measured and each.reason.startswith("predicted ")]
+    assert lost
+    assert all("asked for" in each.reason for each in lost)
 
 
 def test_a_goal_that_nothing_meets_is_missed_with_the_nearest(tmp_path):

@@ -16,6 +16,10 @@ from originals import tiny_tokenizer
 from served import running
 
 from compress.pipeline import compress
+from compress.search import layer_timing
+from compress.search.constraints import Constraints
+from compress.search.evaluation import measure_artifact, open_context
+from compress.search.search_candidate import describe_misses
 from compress.transformer.surgery import keep_units
 from export.pipeline import export
 from export.placements.split_decoder import split_decoder
@@ -325,6 +329,23 @@ def artifacts(tmp_path_factory):
         )
         made[bits] = result.artifact
     return made, texts
+
+
+def test_a_search_judges_what_is_built_by_the_table_of_the_artifact(artifacts, tmp_path, monkeypatch):
+    monkeypatch.setattr(layer_timing, "RUNS", 2)
+    made, texts = artifacts
+    (tmp_path / "texts.txt").write_text("\n".join(texts))
+    content = {"task": TASK, "data": {"calibrate": str(tmp_path / "texts.txt")}, "goal": OUT_OF_REACH}
+    source = made[8].path.parent / "source"
+    recipe = Recipe.parse({"source": str(source), "stages": ["quantize.weights"], **content})
+    context = open_context(recipe, trust=False, cache=tmp_path / "cache", threads=1)
+    constraints = Constraints.from_goal(recipe.goal, context.source.task, context.samples.choose)
+    built = measure_artifact(context, recipe, made[8].path)
+    speed = made[8].measured.writing[1]
+    assert (built.first_token, built.tokens_per_second) == (speed.first_token, speed.tokens_per_second)
+    assert 1e-9 < built.quality.divergence < 0.01
+    misses = describe_misses(constraints, built)
+    assert all(said in misses for said in ("divergence", "to the first token, asked for", "tokens/s, asked for"))
 
 
 def test_an_artifact_is_proven_along_what_the_original_writes(artifacts):

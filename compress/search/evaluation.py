@@ -158,6 +158,7 @@ def measure_artifact(context: SearchContext, recipe: Recipe, folder: Path) -> Bu
         outputs = predict(session, task, choose)
         costs = {batch: timer.measure(session, task.timed(batch, LENGTH)) for batch in TRIAL_BATCHES}
     timings = [time for time in artifact.measured.timings if time.engine != ORIGINAL and time.batch in TRIAL_BATCHES]
+    speed = next((each for each in artifact.measured.writing if each.engine != ORIGINAL), None)
     assert artifact.measured.lone_latency is not None
     return BuiltArtifact(
         folder=str(folder),
@@ -172,6 +173,8 @@ def measure_artifact(context: SearchContext, recipe: Recipe, folder: Path) -> Bu
         costs=costs,
         failures=tuple(find_failures(artifact, recipe.goal)),
         doubts=tuple(find_doubts(artifact, recipe.goal)),
+        first_token=speed.first_token if speed else None,
+        tokens_per_second=speed.tokens_per_second if speed else None,
     )
 
 

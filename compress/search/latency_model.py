@@ -114,13 +114,17 @@ class LatencyModel:
         return total * median(seen.costs[batch] / seen.totals[batch] for seen in self.observations)
 
     def predict(self, specs: Sequence[LayerSpec], size: float) -> CostPrediction:
-        """Predict latency, speedup and size of a candidate with these layers. size: bytes of its weights."""
-        costs = self.predict_costs(specs)
-        ratios = {batch: self.baseline.costs[batch] / costs[batch] for batch in TRIAL_BATCHES}
+        """Predict the costs of a candidate with these layers; the time to the first token and that of the tokens behind
+        it are taken to change as the latency of one sample does. size: bytes of its weights."""
+        costs, baseline = self.predict_costs(specs), self.baseline
+        ratios = {batch: baseline.costs[batch] / costs[batch] for batch in TRIAL_BATCHES}
+        ratio, first, rate = ratios[TRIAL_BATCHES[0]], baseline.first_token, baseline.tokens_per_second
         return CostPrediction(
-            latency=self.baseline.latency / ratios[TRIAL_BATCHES[0]],
-            speedup=self.baseline.speedup * geometric_mean(ratios.values()),
-            size=max(self.baseline.size + size - self.size, 0.0),
+            latency=baseline.latency / ratio,
+            speedup=baseline.speedup * geometric_mean(ratios.values()),
+            size=max(baseline.size + size - self.size, 0.0),
+            first_token=None if first is None else first / ratio,
+            tokens_per_second=None if rate is None else rate * ratio,
         )
 
 

@@ -13,11 +13,14 @@ from laconic.timing.measurements import TrialRecord
 
 @dataclass(frozen=True)
 class CostPrediction:
-    """latency: seconds for one sample. speedup: over the original. size: bytes."""
+    """latency: seconds for one sample. speedup: over the original. size: bytes. first_token, tokens_per_second: of
+    models that write, as in Costs."""
 
     latency: float
     speedup: float
     size: float
+    first_token: float | None = None
+    tokens_per_second: float | None = None
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class BuiltArtifact:
     that are not quantized. precision: of most layers. quality: on the samples used for selection. latency: seconds for
     one sample. size: bytes. speedup: over the original, at the batch sizes of a trial. costs: processor seconds of a
     run, by batch size. failures: the misses of the goal, also by its verdict on the test samples. doubts: what the goal
-    asks for and these samples leave in doubt.
+    asks for and these samples leave in doubt. first_token, tokens_per_second: of models that write, as in Costs.
     """
 
     folder: str
@@ -57,6 +60,8 @@ class BuiltArtifact:
     costs: Mapping[int, float]
     failures: tuple[str, ...]
     doubts: tuple[str, ...] = ()
+    first_token: float | None = None
+    tokens_per_second: float | None = None
 
     @property
     def kernels(self) -> tuple[str, Compute, Precision]:
@@ -172,6 +177,9 @@ class SearchCandidate:
             latency=costs.latency,
             size=max(costs.size, 0.0),
             speedup=costs.speedup,
+            divergence=quality.divergence if quality else None,
+            first_token=costs.first_token,
+            tokens_per_second=costs.tokens_per_second,
             measured=self.built is not None,
             foretold=self.prediction.speedup if self.built and self.settings else None,
             reason=reason,
@@ -184,9 +192,9 @@ def share_of(now: float, before: float) -> float:
 
 
 def describe_excess(constraints: Constraints, costs: BuiltArtifact | CostPrediction) -> str:
-    """Describe the limits on latency and size that are exceeded; empty where none is."""
+    """Describe the limits on costs that are exceeded; empty where none is."""
     word = "" if isinstance(costs, BuiltArtifact) else "predicted "
-    return constraints.describe_excess(costs.latency, costs.size, word)
+    return constraints.describe_excess(costs, word)
 
 
 def describe_misses(constraints: Constraints, artifact: BuiltArtifact) -> str:
@@ -199,8 +207,8 @@ def describe_misses(constraints: Constraints, artifact: BuiltArtifact) -> str:
 def is_better(constraints: Constraints, artifact: BuiltArtifact, other: BuiltArtifact | None) -> bool:
     """Whether an artifact replaces another one.
 
-    One that meets the goal is better than one that does not. Of two that meet it the faster, or the more faithful, is
-    better, as the constraints prefer; of two that miss it, the nearer.
+    One that meets the goal is better than one that does not. Of two that meet it the faster, or the one that loses
+    less, is better, as the constraints prefer; of two that miss it, the nearer.
     """
     if other is None:
         return True
@@ -209,15 +217,14 @@ def is_better(constraints: Constraints, artifact: BuiltArtifact, other: BuiltArt
         return others_misses
     if misses:
         distance, others_distance = (
-            max(constraints.shortfall(each.quality), constraints.excess(each.latency, each.size))
-            for each in (artifact, other)
+            max(constraints.shortfall(each.quality), constraints.excess(each)) for each in (artifact, other)
         )
         return distance < others_distance
     if constraints.prefers_speed:
         # Each was timed in turns with the original. Seconds of two moments do not compare: where the machine had become
         # slower in between, a network of 6.2 x lost to one of 5.3 x.
         return artifact.speedup > other.speedup
-    return artifact.quality.fidelity > other.quality.fidelity
+    return artifact.quality.loss < other.quality.loss
 
 
 def dominates(one: tuple[float, ...] | None, other: tuple[float, ...] | None) -> bool:

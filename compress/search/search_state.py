@@ -122,9 +122,10 @@ def find_front(candidates: Sequence[SearchCandidate]) -> list[SearchCandidate]:
 
 
 def find_objectives(trial: TrialRecord) -> tuple[float, ...]:
-    """Return the minimized objectives of a trial: the drop (the infidelity without labels), latency and size."""
-    loss = trial.drop if trial.drop is not None else 1 - (trial.fidelity or 0.0)
-    return loss, trial.latency, trial.size
+    """Return the minimized objectives of a trial: the divergence of models that write, else the drop (the infidelity
+    without labels), latency and size."""
+    losses = (trial.divergence, trial.drop, 1 - (trial.fidelity or 0.0))
+    return next(loss for loss in losses if loss is not None), trial.latency, trial.size
 
 
 def mark_front(trials: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:

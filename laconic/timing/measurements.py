@@ -60,9 +60,10 @@ class TrialRecord(BaseModel):
 
     name: its settings, for people; settings: the same for programs; heal: training steps of its healing. fidelity: mean
     over the validation samples; drop: decrease of the task's metric on them; None if not measured. latency: seconds for
-    one sample. size: bytes. speedup: over the original. measured: whether an artifact was built and measured; else all
-    figures are predicted. foretold: the speed-up that was predicted for a trial that was then built. front: whether it
-    is on the Pareto front of the trials that were built. reason: why it was chosen, or what it lost by.
+    one sample. size: bytes. speedup: over the original. divergence (nats), first_token (seconds), tokens_per_second: of
+    models that write; None for others. measured: whether an artifact was built and measured; else all figures are
+    predicted. foretold: the speed-up that was predicted for a trial that was then built. front: whether it is on the
+    Pareto front of the trials that were built. reason: why it was chosen, or what it lost by.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -75,6 +76,9 @@ class TrialRecord(BaseModel):
     latency: float
     size: float
     speedup: float
+    divergence: float | None = None
+    first_token: float | None = None
+    tokens_per_second: float | None = None
     measured: bool = True
     foretold: float | None = None
     front: bool = False
