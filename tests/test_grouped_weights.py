@@ -12,14 +12,17 @@ from onnx import TensorProto, helper, numpy_helper
 
 from compress.quantize.awq import find_scales, measure_error
 from compress.quantize.plan_rounding import RoundingConfig, round_layers
-from compress.quantize.weight_only import find_precisions
+from compress.quantize.weight_only import Weights, find_precisions
 from export.passes.grouped_weights import BLOCKS, read_grouped_weight
 from export.placements.place import place
 from export.placements.rules import keep_compressed
 from laconic import registry
+from laconic.cache import Cache
+from laconic.progress import Steps
 from laconic.quantization.graph import Graph, Layer
 from laconic.quantization.plan import Plan, Smoothing
 from laconic.quantization.qparams import INT8_LEVELS, expand_scales, fit_grid, quantize_in_groups
+from laconic.recipes.stage import PlanContext
 from laconic.runtimes.runtime import make_runtime
 from laconic.tensor import TensorSpec
 
@@ -114,6 +117,28 @@ def test_a_head_that_is_the_embedding_is_stored_once(tmp_path, table, symmetric,
     ids = np.arange(ROWS)[None]
     with make_runtime("openvino").open(tmp_path / "placed.onnx") as session:
         np.testing.assert_allclose(session.run({"ids": ids})["y"], rows[ids] @ rows.T, atol=1e-4)
+
+
+def test_a_head_in_4_bits_is_raised_with_its_embedding_and_both_are_stored_once(tmp_path, table):
+    graph = make_graph(tmp_path, table, table.T)
+    context = PlanContext(
+        task=None, key="", seed=0, folder=tmp_path, cache=Cache(tmp_path / "cache"), steps=Steps(quiet=True),
+        train=None, calibrate=None, choose=None, trial=lambda plan: np.ones(1),
+    )  # fmt: skip
+    stage = Weights(bits=4, embedding_bits=4, group_size=32, symmetric=False, mixed_precision=True)
+    plans = [plan for rung in stage.plan(graph, context).rungs for plan in rung]
+    precisions = [set(plan.precision.values()) for plan in plans]
+    assert [len(each) for each in precisions] == [1] * len(plans)
+    assert list(dict.fromkeys(each for (each,) in precisions)) == [
+        "int4-weight", "int8-weight", "float16-weight", "float32",
+    ]  # fmt: skip
+    sizes = []
+    for plan in plans[:2]:
+        place(graph, plan, keep_compressed(registry.resolve("placement", "openvino")["float32"]), tmp_path / "placed")
+        stored = onnx.load(tmp_path / "placed").graph.initializer
+        (weight,) = (each for each in stored if each.data_type == TensorProto.UINT8 and len(each.dims) == 3)
+        sizes.append(weight.dims[2])
+    assert sizes == [16, 32], "bytes of a group"
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -103,13 +103,14 @@ def make_ladder(graph: Graph, lowest: Plan, context: PlanContext, *, measure: bo
     any layer does, since it costs most and saves least (the shape of ViT-B, OpenVINO in FP32, AVX2: fidelity 0.964
     with it, 0.977 without). On the next, layers leave INT8 arithmetic one after the other, the most sensitive per
     weight first, while all weights stay in INT8. On the one after, their weights go to 16 bits as they leave; those of
-    the embeddings, which cost no time, have 16 bits from the start. The last is the float graph. measure: measure the
-    sensitivity even if no plan needs it.
+    the embeddings, which cost no time, have 16 bits from the start, with the heads that are embeddings in 4 bits. The
+    last is the float graph. measure: measure the sensitivity even if no plan needs it.
     """
     whole = [(lowest,)] if "int8" in lowest.precision.values() and has_attention(graph) else []
     lowest = replace(lowest, attention=not whole)
     order = LayerOrder(graph, lowest, context)
-    wide: dict[str, Precision] = dict.fromkeys(order.tables, "float16-weight")
+    heads = [node for node in order.members if node in order.tied]
+    wide: dict[str, Precision] = dict.fromkeys((*order.tables, *heads), "float16-weight")
     floats: dict[str, Precision] = {layer.node: "float32" for layer in graph.layers}
     rungs = (
         *whole,
