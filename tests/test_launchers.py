@@ -6,9 +6,11 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from slurm_cluster import ask, missing_programs, run_cluster, wait_until
@@ -58,7 +60,11 @@ def strike(script: Path, step: int) -> None:
                 while not signal.getsignal(signal.SIGTERM).__self__.is_set():
                     time.sleep(0.1)
                 return
-            os.kill(os.getppid() if line["to"] == "launcher" else os.getpid(), signal.Signals[line["signal"]])
+            agent = psutil.Process().parent()
+            receivers = {"rank": os.getpid(), "launcher": agent.pid, "actor": agent.ppid()}
+            os.kill(receivers[line["to"]], signal.Signals[line["signal"]])
+            if line["to"] == "actor":
+                time.sleep(60)  # this rank ends with it
 
 
 @pytest.fixture
@@ -76,6 +82,15 @@ def folder(tmp_path):
     return tmp_path
 
 
+def check_losses(folder):
+    """Go on with the run of a folder alone, and compare its losses with those of a run that was never interrupted."""
+    recipe = TrainingRecipe.load(folder / "recipe.yaml", trust=True)
+    resumed = [finetune(recipe, folder / name, trust=True, steps=Steps(quiet=True)) for name in ("tuned", "alone")]
+    losses = [result.training.losses for result in resumed]
+    assert len(read_lines(folder / "tuned" / "training" / "train.jsonl")) == len(losses[0]) == STEPS
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+
+
 def test_a_rank_that_is_killed_and_a_run_that_is_told_to_stop_go_on_from_their_snapshots(folder):
     events = [
         {"step": 4, "rank": 1, "signal": "SIGKILL", "to": "rank"},
@@ -90,11 +105,27 @@ def test_a_rank_that_is_killed_and_a_run_that_is_told_to_stop_go_on_from_their_s
     assert "from the first step, no snapshot" in run.stderr
     assert "rank 1 was killed by SIGKILL: all ranks start again, from the last snapshot" in run.stderr
     assert "from the snapshot after step 2" in run.stderr
-    recipe = TrainingRecipe.load(folder / "recipe.yaml", trust=True)
-    resumed = [finetune(recipe, folder / name, trust=True, steps=Steps(quiet=True)) for name in ("tuned", "alone")]
-    losses = [result.training.losses for result in resumed]
-    assert len(read_lines(folder / "tuned" / "training" / "train.jsonl")) == len(losses[0]) == STEPS
-    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+    check_losses(folder)
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
+def test_on_a_ray_cluster_a_lost_machine_costs_a_start_and_the_command_can_be_stopped(folder):
+    events = [
+        {"step": 4, "rank": 1, "signal": "SIGKILL", "to": "actor"},
+        {"step": 6, "rank": 0, "signal": "SIGTERM", "to": "preempted"},
+    ]
+    (folder / "script.json").write_text(json.dumps(events))
+    environment = os.environ | {SCRIPT: f"{folder}/script.json", "PYTHONPATH": f"{HERE.parent}{os.pathsep}{HERE}"}
+    options = ("--trust", "--recipe", folder / "recipe.yaml", "-o", folder / "tuned")
+    command = (sys.executable, "-m", "laconic", "finetune", *options, "--on", "ray", "--nproc-per-node", "2")
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as run:
+        wait_until(lambda: (folder / "script.6").exists(), 200)
+        run.terminate()
+        said = run.stderr.read()
+        assert run.wait(100) == INTERRUPTED, said
+    assert "a machine of the cluster was lost: all ranks start again, from the last snapshot" in said
+    assert "from the snapshot after step 2" in said
+    check_losses(folder)
 
 
 def test_an_error_that_ranks_would_have_again_is_said_once_and_ends_the_run(capfd):

@@ -1,8 +1,10 @@
 """A connection to a Ray cluster. Ray is imported here and where its parts are used, and nowhere else."""
 
 import os
+import signal
 import socket
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -65,6 +67,7 @@ def connect_ray(cpus: int, address: str | None = None) -> Iterator[Any]:
     address = find_address(address)
     check_reachable(address)
     paths = os.pathsep.join(path for path in sys.path if path)
+    handler = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(
             address,
@@ -76,6 +79,8 @@ def connect_ray(cpus: int, address: str | None = None) -> Iterator[Any]:
         )
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise explain_absence(address, error) from error
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)  # Ray's own aborts the process
     try:
         yield ray
     finally:

@@ -56,10 +56,11 @@ MeasureAgain = Annotated[
 AccelerateFile = Annotated[
     Path | None, typer.Option(help="A file of `accelerate config`: mesh, precision and ranks.", rich_help_panel="Ranks")
 ]
-LAUNCHERS = ("local", "torchrun", "slurm")
-"""Where `--on` starts the ranks: in this process, on this machine and others, or in a job of Slurm."""
+LAUNCHERS = ("local", "torchrun", "slurm", "ray")
+"""Where `--on` starts the ranks: in this process, on this machine and others, in a job of Slurm, or on a cluster of
+Ray."""
 LAUNCH = {"rich_help_panel": "Ranks"}
-Place = Annotated[str, typer.Option(help="Where ranks are started: local (this process), torchrun or slurm.", **LAUNCH)]
+Place = Annotated[str, typer.Option(help="Where ranks are started: local (here), torchrun, slurm or ray.", **LAUNCH)]
 NodeCount = Annotated[str, typer.Option(help="Machines: 2, or 1:2 for at least one of two.", **LAUNCH)]
 RankCount = Annotated[int, typer.Option(min=1, help="Ranks on each machine.", **LAUNCH)]
 MeetingPlace = Annotated[str | None, typer.Option(help="HOST:PORT of a machine, alike on all.", **LAUNCH)]
@@ -118,6 +119,9 @@ def finetune(
         return
     if output is None:
         raise UsageError("nowhere to write to. Give --output FOLDER, as tuned")
+    from train.launchers.parent_process import end_with_parent
+
+    end_with_parent()
     on = "torchrun" if on == "local" and config and config.world > 1 else on
     if on != "local" and "RANK" not in os.environ:  # it is in the ranks that this starts, by the same command
         raise typer.Exit(launch(on, output, config, nnodes, nproc_per_node, rdzv_endpoint, max_restarts))
@@ -148,6 +152,7 @@ def launch(place: str, output: Path, config: "AccelerateConfig | None", *options
     `LaunchSettings`."""
     if place not in LAUNCHERS:
         raise UsageError(f"there is nowhere called {place!r} to train on. {did_you_mean(place, LAUNCHERS)}")
+    from train.launchers.ray_agents import launch_on_ray
     from train.launchers.slurm import submit_job
     from train.launchers.torchrun import LaunchSettings, launch_ranks
 
@@ -155,6 +160,8 @@ def launch(place: str, output: Path, config: "AccelerateConfig | None", *options
     settings = config.settle_launch(settings) if config else settings
     if place == "torchrun":
         return launch_ranks(sys.argv[1:], settings, run=output.name)
+    if place == "ray":
+        return launch_on_ray(sys.argv[1:], settings)
     typer.echo(submit_job(sys.argv[1:], settings, output))
     return 0
 

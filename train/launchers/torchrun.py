@@ -21,6 +21,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from laconic.errors import TrainingFailure, UsageError
 from laconic.hardware import cores
 from laconic.progress import Steps
+from train.launchers.parent_process import VARIABLE
 
 KEEP_ALIVE_SECONDS, LOST_KEEP_ALIVES = 2, 3
 """How often an agent says that it lives, and after how many misses the others go on without it."""
@@ -91,6 +92,7 @@ def launch_ranks(arguments: Sequence[str], settings: LaunchSettings, run: str, s
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # `Agent` says what happens
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // settings.nproc_per_node)))
     os.environ.setdefault(OWN_STORE, "1")
+    os.environ[VARIABLE] = "1"
     is_alone = settings.rdzv_endpoint is None
     handler = get_rendezvous_handler(
         RendezvousParameters(
