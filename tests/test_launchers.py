@@ -22,6 +22,7 @@ from laconic.progress import Steps
 from laconic.tensor import TensorSpec
 from train.callbacks.journal import read_lines
 from train.finetune.finetune import finetune
+from train.launchers.ray_agents import launch_on_ray
 from train.launchers.torchrun import LaunchSettings, launch_ranks
 from train.settings import TrainingRecipe
 
@@ -140,6 +141,8 @@ def test_a_number_of_machines_is_a_number_or_a_range():
     for nnodes in ("0", "3:2", "a", ""):
         with pytest.raises(UsageError, match="expected a number of machines"):
             _ = LaunchSettings(nnodes=nnodes).node_range
+    with pytest.raises(UsageError, match="on a Ray cluster expected a number of machines, as 1"):
+        launch_on_ray(["finetune"], LaunchSettings(nnodes="1:4"))
 
 
 MISSING = missing_programs()

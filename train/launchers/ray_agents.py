@@ -20,7 +20,7 @@ from laconic.clusters.ray_cluster import connect_ray
 from laconic.errors import TrainingFailure, UsageError
 from laconic.progress import Steps
 from train.launchers.parent_process import VARIABLE
-from train.launchers.torchrun import SHUTDOWN_SECONDS, LaunchSettings
+from train.launchers.torchrun import ADDRESS, MEETS_HERE, SHUTDOWN_SECONDS, LaunchSettings
 
 PLACE_SECONDS = 60
 """How long the cluster may take to find machines with room."""
@@ -38,17 +38,17 @@ class RayAgent:
 
     def find_endpoint(self) -> str:
         """Find where the agents of all machines can meet: the address of this one, and a free port."""
-        import ray
-
         with socket.socket() as place:
             place.bind(("", 0))
-            return f"{ray.util.get_node_ip_address()}:{place.getsockname()[1]}"
+            return f"{find_own_address()}:{place.getsockname()[1]}"
 
-    def run(self, arguments: Sequence[str]) -> Iterator[tuple[str, str] | int]:
-        """Run the command `laconic`; yields "stdout" or "stderr" with each line of its output, at last its exit
-        code."""
+    def run(self, arguments: Sequence[str], *, meets_here: bool) -> Iterator[tuple[str, str] | int]:
+        """Run the command `laconic`; yields "stdout" or "stderr" with each line of its output, at last its exit code.
+
+        meets_here: whether the agents meet on this machine.
+        """
         environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}  # it is Ray's
-        environment[VARIABLE] = "1"
+        environment |= {VARIABLE: "1", ADDRESS: find_own_address(), MEETS_HERE: str(int(meets_here))}
         process = self._process = subprocess.Popen(  # noqa: S603 - our own command
             [sys.executable, "-u", "-m", "laconic", *arguments],
             env=environment,
@@ -78,6 +78,13 @@ class RayAgent:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             self._process.wait(SHUTDOWN_SECONDS)
+
+
+def find_own_address() -> str:
+    """Find the address by which other machines of the cluster reach this one."""
+    import ray
+
+    return str(ray.util.get_node_ip_address())
 
 
 def launch_on_ray(arguments: Sequence[str], settings: LaunchSettings, steps: Steps | None = None) -> int:
@@ -145,7 +152,8 @@ def place_agent(ray: Any, group: Any, number: int, share: dict[str, int]) -> Any
 def follow(ray: Any, agent: Any, command: Sequence[str], agents: Sequence[Any]) -> int:
     """Pass on the output of an agent, and return its exit code; LOST where its machine is gone: then all stop."""
     try:
-        for reference in agent.run.options(num_returns="streaming").remote(command):
+        start = agent.run.options(num_returns="streaming")
+        for reference in start.remote(command, meets_here=agent is agents[0]):
             item = ask(ray, reference)
             if isinstance(item, int):
                 return item
@@ -180,5 +188,5 @@ def stop_agents(ray: Any, agents: Sequence[Any]) -> None:
 
 
 def describe_share(share: dict[str, int]) -> str:
-    """Describe what is kept on each machine, as "2 processors and 2 GPUs"."""
-    return " and ".join(f"{count} {'processors' if name == 'CPU' else 'GPUs'}" for name, count in share.items())
+    """Describe what is kept on each machine, as "2 CPUs and 2 GPUs"."""
+    return " and ".join(f"{count} {name}{'s' if count > 1 else ''}" for name, count in share.items())

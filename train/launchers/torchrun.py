@@ -36,6 +36,10 @@ OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 """The variable that gives ranks a new store with each start. From a store that is kept, ranks that start again may read
 the addresses of those that have ended, and wait for them without end (torch 2.13)."""
 
+ADDRESS, MEETS_HERE = "LACONIC_AGENT_ADDRESS", "LACONIC_AGENTS_MEET_HERE"
+"""The variables by which a launcher says under which address this machine is reached, and whether agents meet on it (1
+or 0). Torch goes by the host name, which other machines of a cluster need not know."""
+
 
 @dataclass(frozen=True)
 class LaunchSettings:
@@ -94,6 +98,8 @@ def launch_ranks(arguments: Sequence[str], settings: LaunchSettings, run: str, s
     os.environ.setdefault(OWN_STORE, "1")
     os.environ[VARIABLE] = "1"
     is_alone = settings.rdzv_endpoint is None
+    address = "localhost" if is_alone else os.environ.get(ADDRESS)
+    place = {"is_host": os.environ[MEETS_HERE]} if MEETS_HERE in os.environ and not is_alone else {}
     handler = get_rendezvous_handler(
         RendezvousParameters(
             "c10d",
@@ -101,11 +107,12 @@ def launch_ranks(arguments: Sequence[str], settings: LaunchSettings, run: str, s
             uuid.uuid4().hex if is_alone else run,
             least,
             most,
-            local_addr="localhost" if is_alone else None,
+            local_addr=address,
             keep_alive_interval=KEEP_ALIVE_SECONDS,
             keep_alive_max_attempt=LOST_KEEP_ALIVES,
             last_call_timeout=LAST_CALL_SECONDS,
             join_timeout=JOIN_SECONDS,
+            **place,
         )
     )
     spec = WorkerSpec(
@@ -116,7 +123,7 @@ def launch_ranks(arguments: Sequence[str], settings: LaunchSettings, run: str, s
         args=("-u", "-m", "laconic", *arguments),
         max_restarts=settings.max_restarts,
         monitor_interval=MONITOR_SECONDS,
-        local_addr="localhost" if is_alone else None,
+        local_addr=address,
     )
     is_over = True
     try:
