@@ -106,6 +106,7 @@ def test_a_rank_that_is_killed_and_a_run_that_is_told_to_stop_go_on_from_their_s
     assert "from the first step, no snapshot" in run.stderr
     assert "rank 1 was killed by SIGKILL: all ranks start again, from the last snapshot" in run.stderr
     assert "from the snapshot after step 2" in run.stderr
+    assert "is damaged" not in run.stderr
     check_losses(folder)
 
 

@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from copy import deepcopy
@@ -146,7 +146,7 @@ class Snapshots:
             state_dict_saver.save(shards, storage_writer=writer, planner=ShardSavePlanner(), process_group=self._group)
         except CheckpointException as error:
             with suppress(OSError):  # what fails to be written may also fail to be removed
-                self._remove_unused(self._list_steps())
+                self._remove_unused(self._list_steps)
             raise TrainingFailure(
                 f"the snapshot of step {step} could not be written to {self.folder}: {get_first_failure(error)}. "
                 f"{f'That of step {max(known)} is kept' if known else 'There is none before it'}. "
@@ -154,12 +154,16 @@ class Snapshots:
             ) from error
 
         self._damaged.discard(step)
-        self._remove_unused(sorted(self._read_intact(), reverse=True)[: self.keep])
+        self._remove_unused(self._list_kept)
 
-    def _remove_unused(self, kept: Collection[int]) -> None:
+    def _list_kept(self) -> list[int]:
+        return sorted(self._read_intact(), reverse=True)[: self.keep]
+
+    def _remove_unused(self, list_kept: Callable[[], Collection[int]]) -> None:
         try:
+            # On the first rank alone: another would take what is being removed for damaged.
             if self._group is None or dist.get_rank(self._group) == 0:
-                remove_unused(self.folder, kept)
+                remove_unused(self.folder, list_kept())
         finally:
             self._gather(None)  # no rank reads the folder before this is done
 
