@@ -395,19 +395,20 @@ def test_keys_and_values_are_kept_in_8_bits_where_that_is_asked_for(artifacts):
     assert made[4].manifest.placements[0].arithmetic.endswith(", INT8 KV cache")
 
 
-@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
-def test_a_server_writes_what_the_session_writes(artifacts, engine):
+@pytest.mark.parametrize(("bits", "engine"), [(8, "onnxruntime"), (8, "openvino"), (4, "openvino")])
+def test_a_server_writes_what_the_session_writes(artifacts, bits, engine):
+    """In 4 bits with keys and values in 8."""
     made, texts = artifacts
-    artifact = made[8]
+    artifact, name = made[bits], f"llama{bits}"
     with artifact.open(engine) as session:
         expected = artifact.task().decode(session.run(artifact.task().encode_request(texts[0])), texts[:1])
     with running(artifact.path, runtime=engine) as server, server.client() as client:
-        answer = client.post("/v1/models/llama8/predict", json={"text": texts[0]})
+        answer = client.post(f"/v1/models/{name}/predict", json={"text": texts[0]})
         assert answer.json()["answers"] == expected
-        refused = client.post("/v1/models/llama8/predict", json={"text": " ".join(texts)})
+        refused = client.post(f"/v1/models/{name}/predict", json={"text": " ".join(texts)})
         assert refused.status_code == 400
         assert "leaves no room for an answer" in refused.text
-        described = client.get("/v2/models/llama8").json()
+        described = client.get(f"/v2/models/{name}").json()
         assert [each["name"] for each in described["inputs"]] == ["input_ids", "attention_mask"]
         assert [each["name"] for each in described["outputs"]] == ["sequences"]
         assert client.get("/openapi.json").status_code == 200
