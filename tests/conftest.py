@@ -1,3 +1,4 @@
+import functools
 import os
 import signal
 import sys
@@ -58,6 +59,14 @@ def pytest_collection_modifyitems(items):
     if marked and not has_gpu():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU, and there is none that PyTorch can use"))
+
+
+def pytest_runtest_setup():
+    """Let the exporter of torch keep its table of operators: it reads it anew for each model, in 0.8 s of the 5 s that
+    a small encoder takes."""
+    exporter = sys.modules.get("torch.onnx._internal.exporter._registration")
+    if exporter and not hasattr(exporter.ONNXRegistry.from_torchlib, "cache_info"):
+        exporter.ONNXRegistry.from_torchlib = staticmethod(functools.cache(exporter.ONNXRegistry.from_torchlib))
 
 
 def has_gpu():

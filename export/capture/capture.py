@@ -1,7 +1,6 @@
 """Capture of a torch module as a float ONNX graph, with a parity check of both."""
 
 import copy
-import functools
 import io
 import linecache
 import logging
@@ -9,10 +8,9 @@ import re
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import onnx_ir as ir
@@ -20,7 +18,6 @@ import torch
 from torch.export import Dim
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.utils.rnn import PackedSequence
-from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from export.capture.graph_file import OPSET, write_graph
 from export.capture.graph_forms import graph_forms
@@ -42,9 +39,6 @@ QUIET = ("torch.onnx", "torch.export", "torch.fx.experimental.symbolic_shapes", 
 
 PARITY_SIZES = ((1, 5), (3, 17))
 """Rows, and size of the other dynamic axes, of the batches of the parity check."""
-
-read_operators = functools.cache(ONNXRegistry.from_torchlib)
-"""The exporter reads its table of operators anew for each model: 0.8 s of the 5 s that a small encoder takes."""
 
 
 def capture(checkpoint: Checkpoint, folder: Path) -> Graph:
@@ -109,7 +103,7 @@ def export_program(checkpoint: Checkpoint) -> ir.Model:
     shapes = make_dynamic_shapes(checkpoint.inputs)
     named = {name: shapes[name] for name in kwargs} if kwargs else tuple(shapes.values())
     try:
-        with quiet_exporter(), torch.no_grad(), graph_forms(checkpoint.module), same_operators():
+        with quiet_exporter(), torch.no_grad(), graph_forms(checkpoint.module):
             program = torch.onnx.export(
                 checkpoint.module,
                 args,
@@ -128,11 +122,6 @@ def export_program(checkpoint: Checkpoint) -> ir.Model:
     if program is None:
         raise CaptureError("torch exported nothing and gave no reason")
     return program.model
-
-
-def same_operators() -> AbstractContextManager[Any]:
-    """Let the exporter keep its table of operators from model to model."""
-    return mock.patch.object(ONNXRegistry, "from_torchlib", staticmethod(read_operators))
 
 
 def make_dynamic_shapes(inputs: tuple[TensorSpec, ...]) -> dict[str, dict[int, Any]]:
