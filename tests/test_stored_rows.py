@@ -216,6 +216,7 @@ def test_a_bad_archive_is_refused_by_file_and_row(tmp_path, files, task, message
         (lambda content: content[:700], "unexpected end of data"),
         (lambda content: content[: 4 * 512], "cut short or damaged at byte 2048"),  # between two files
         (lambda content: content[: 4 * 512 + 100], "cut short or damaged at byte 2048"),
+        (lambda content: content * 2, r"something follows its end at byte \d+, as where archives are joined"),
         (lambda content: content[:2048] + b"\xff" * 512 + content[2560:], "cut short or damaged at byte 2048"),
         (lambda content: b"\x1f\x8b" + content[2:], "does not read as a tar archive"),
         (lambda content: b"", "does not read as a tar archive: empty file"),
@@ -226,6 +227,12 @@ def test_an_archive_that_is_cut_short_or_damaged_is_refused(tmp_path, damage, me
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(DataError, match=message):
         read(path, TEXT)
+
+
+def test_a_table_with_two_columns_of_one_name_is_refused(tmp_path):
+    pq.write_table(pa.table([["a"], ["b"]], names=["text", "text"]), tmp_path / "t.parquet")
+    with pytest.raises(DataError, match=r"t\.parquet has several columns 'text'\. Rename all but one"):
+        read(tmp_path / "t.parquet", TEXT)
 
 
 @pytest.mark.parametrize("name", ["t.parquet", "t.tar"])

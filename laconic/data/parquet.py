@@ -44,6 +44,8 @@ class ParquetRows(StoredRows):
         try:
             self.file = FileVersion.read(path)
             schema = pq.read_schema(path)
+            if twice := sorted({name for name in schema.names if schema.names.count(name) > 1}):
+                raise DataError(f"{path.name} has several columns {', '.join(map(repr, twice))}. Rename all but one")
             known = (task.field, *task.columns, KIND, *also)
             self._columns = tuple(name for name in schema.names if name in known) or tuple(schema.names)
             # A value that is stored once for many rows stays one value until its row is read.

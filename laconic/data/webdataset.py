@@ -105,11 +105,20 @@ def index_archive(path: Path) -> list[tuple[str, tuple[Member, ...]]]:
                 raise ValueError(f"sample {key!r} has two files of the extension {extension.lower()!r}")
             samples[-1][1].append(Member(extension.lower(), entry.offset_data, entry.size))
         end = archive.offset
-    with path.open("rb") as file:  # where a header is damaged, tarfile ends without a word
+    check_end(path, end)
+    return [(key, tuple(members)) for key, members in samples]
+
+
+def check_end(path: Path, end: int) -> None:
+    """Raise ValueError unless an archive ends at a byte: tarfile stops without a word at a damaged header, and at the
+    end of the first of several archives that were joined."""
+    with path.open("rb") as file:
         file.seek(end)
         if file.read(len(END)) != END:
             raise ValueError(f"it is cut short or damaged at byte {end}")
-    return [(key, tuple(members)) for key, members in samples]
+        while block := file.read(tarfile.RECORDSIZE):
+            if block.strip(b"\0"):
+                raise ValueError(f"something follows its end at byte {end}, as where archives are joined")
 
 
 def decode(extension: str, content: bytes) -> Any:

@@ -124,6 +124,9 @@ def read_accelerate(path: Path) -> AccelerateConfig:
     """
     content = read_mapping(path, "configuration of Accelerate", RecipeError)
     sections = {name: content.pop(name, None) or {} for name in SECTIONS}
+    for name, section in sections.items():
+        if not isinstance(section, dict):
+            raise RecipeError(f"{path}: {name} is {section!r}; expected keys and values")
     config = AccelerateConfig(path)
     kind = str(content.pop("distributed_type", "")).rpartition(".")[2]
     if kind not in LAUNCHED:
@@ -159,7 +162,10 @@ def read_launch(path: Path, content: dict[str, Any], kind: str) -> LaunchSetting
 def read_key(config: AccelerateConfig, key: str, value: Any) -> None:
     """Read one key of a file. Raises RecipeError where it has no equal."""
     if key in KEYS:
-        KEYS[key](config, value)
+        try:
+            KEYS[key](config, value)
+        except ValueError as error:
+            raise refuse(config, key, value, str(error)) from None
     elif is_unset(value):
         pass
     elif key in DECIDED:
@@ -193,7 +199,7 @@ def read_precision(config: AccelerateConfig, value: Any) -> None:
     elif is_unset(value):
         config.settings["precision"] = "fp32"
     else:
-        raise refuse(config, "mixed_precision", value, "with this mesh there is fp32 and bf16")
+        raise ValueError("with this mesh there is fp32 and bf16")
 
 
 def read_strategy(config: AccelerateConfig, value: Any) -> None:
@@ -204,7 +210,7 @@ def read_strategy(config: AccelerateConfig, value: Any) -> None:
     elif name in HYBRID:
         config.mesh |= {"shard": config.launch.nproc_per_node, "replicate": None}
     elif name not in SHARDED:
-        raise refuse(config, "fsdp_sharding_strategy", value, "strategies are FULL_SHARD, HYBRID_SHARD and NO_SHARD")
+        raise ValueError("strategies are FULL_SHARD, HYBRID_SHARD and NO_SHARD")
     if name in {"SHARD_GRAD_OP", "2", "FALSE", "HYBRID_SHARD_ZERO2", "_HYBRID_SHARD_ZERO2", "5"}:
         config.notes.append(
             f"{config.path}: weights are sharded between forward and backward pass, too: the same losses with less "
@@ -214,11 +220,11 @@ def read_strategy(config: AccelerateConfig, value: Any) -> None:
 
 def read_zero_stage(config: AccelerateConfig, value: Any) -> None:
     """Read the stage of ZeRO: 3 shards all that is sharded here."""
-    if int(value) not in (0, 1, 2, 3):
-        raise refuse(config, "zero_stage", value, "stages are 0 to 3")
-    if int(value):
+    if value not in (0, 1, 2, 3):
+        raise ValueError("stages are 0 to 3")
+    if value:
         config.mesh["shard"] = None
-    if int(value) in (1, 2):
+    if value in (1, 2):
         config.notes.append(
             f"{config.path}: ZeRO {value} becomes FSDP2, which shards the weights, too: the same losses with less "
             f"memory, and more is sent"
@@ -230,7 +236,7 @@ def read_offload(config: AccelerateConfig, value: Any) -> None:
     if value in (True, "cpu"):
         config.mesh["offload"] = True
     elif not is_unset(value):
-        raise refuse(config, "offload", value, "shards can be in the host's memory (cpu)")
+        raise ValueError("shards can be in the host's memory (cpu)")
 
 
 def read_checkpointing(config: AccelerateConfig, value: Any) -> None:
@@ -242,13 +248,17 @@ def read_checkpointing(config: AccelerateConfig, value: Any) -> None:
 def read_accumulation(config: AccelerateConfig, value: Any) -> None:
     """Read how many micro-batches a rank has in each step."""
     if not isinstance(value, int) or value < 1:
-        raise refuse(config, "gradient_accumulation_steps", value, "expected a number of micro-batches")
+        raise ValueError("expected a number of micro-batches")
     config.accumulation = value
 
 
 def read_clipping(config: AccelerateConfig, value: Any) -> None:
-    """Read the norm to which gradients are clipped; 0 does not clip."""
-    config.settings["max_grad_norm"] = float(value) or None
+    """Read the norm to which gradients are clipped; 0 does not clip, and `none` leaves it to the recipe."""
+    if value in (None, "none"):
+        return
+    if not isinstance(value, int | float):
+        raise ValueError("expected a norm")
+    config.settings["max_grad_norm"] = value or None
 
 
 def read_compiler(config: AccelerateConfig, value: Any) -> None:
@@ -256,7 +266,7 @@ def read_compiler(config: AccelerateConfig, value: Any) -> None:
     if str(value).upper() == "INDUCTOR":
         config.techniques["compile"] = NamedSettings(name="compile")
     elif not is_unset(value):
-        raise refuse(config, "dynamo_backend", value, "torch.compile has the backend INDUCTOR here")
+        raise ValueError("torch.compile has the backend INDUCTOR here")
 
 
 def read_compiler_mode(config: AccelerateConfig, value: Any) -> None:
@@ -269,7 +279,7 @@ def read_axis(axis: str) -> Callable[[AccelerateConfig, Any], None]:
     """Make the reader of the size of an axis of the mesh."""
 
     def read(config: AccelerateConfig, value: Any) -> None:
-        if value != 1:
+        if not is_unset(value):
             config.mesh[axis] = value
 
     return read
@@ -278,7 +288,7 @@ def read_axis(axis: str) -> Callable[[AccelerateConfig, Any], None]:
 def read_environment(config: AccelerateConfig, value: Any) -> None:
     """Read where the ranks are."""
     if value != "LOCAL_MACHINE":
-        raise refuse(config, "compute_environment", value, "ranks are started on machines of your own: LOCAL_MACHINE")
+        raise ValueError("ranks are started on machines of your own: LOCAL_MACHINE")
 
 
 PARALLELISM = "parallelism_config_"
@@ -300,4 +310,4 @@ KEYS: Mapping[str, Callable[[AccelerateConfig, Any], None]] = {
     f"{PARALLELISM}dp_shard_size": read_axis("shard"),
     f"{PARALLELISM}tp_size": read_axis("tensor"),
 }
-"""By key, what reads it."""
+"""By key, what reads it. Each raises ValueError with the reason where a value has no equal."""

@@ -54,7 +54,8 @@ class RayAgent:
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
         )
         lines: queue.Queue[tuple[str, str]] = queue.Queue()
 
@@ -150,7 +151,8 @@ def place_agent(ray: Any, group: Any, number: int, share: dict[str, int]) -> Any
 
 
 def follow(ray: Any, agent: Any, command: Sequence[str], agents: Sequence[Any]) -> int:
-    """Pass on the output of an agent, and return its exit code; LOST where its machine is gone: then all stop."""
+    """Pass on the output of an agent, and return its exit code; LOST where its machine is gone. Then all stop, as they
+    do after an error: else they would wait for this one."""
     try:
         start = agent.run.options(num_returns="streaming")
         for reference in start.remote(command, meets_here=agent is agents[0]):
@@ -161,8 +163,10 @@ def follow(ray: Any, agent: Any, command: Sequence[str], agents: Sequence[Any]) 
             stream = sys.stdout if name == "stdout" else sys.stderr
             stream.write(line)
             stream.flush()
-    except ray.exceptions.RayActorError:
+    except (ray.exceptions.RayError, UsageError) as error:
         stop_agents(ray, [other for other in agents if other is not agent])
+        if not isinstance(error, ray.exceptions.RayActorError):
+            raise
     return LOST
 
 
