@@ -1,6 +1,6 @@
 """From settings to the parts of a training step: the same for training, for simulating a step, and for timing it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import ceil
 
 import torch
@@ -40,8 +40,8 @@ def make_step_parts(
 
     sharded: whether the weights are to be sharded, so that no device ever holds all of them. tensor: the ranks that
     compute a part of every layer each. pipeline: how the layers are cut into stages, of which this rank keeps some. The
-    module is changed in place: training mode, gradients for every
-    floating-point parameter, float32. Raises RecipeError for layers that `tensor` or `pipeline` does not divide.
+    module is changed in place: training mode, gradients for every floating-point parameter, float32. Raises RecipeError
+    for layers that `tensor` or `pipeline` does not divide.
     """
     if (tensor is not None or pipeline is not None) and not objective.takes_parts_of_layers:
         raise RecipeError(
@@ -49,11 +49,10 @@ def make_step_parts(
         )
     for parameter in module.parameters():
         parameter.requires_grad_(parameter.is_floating_point())
-    chosen, optimizer = components.parameters, components.optimizer
     plan = make_plan(module, tensor.size()) if tensor is not None else None
     stages = pipeline.make_plan(module, objective) if pipeline is not None else None
-    frozen = freeze_parameters(module, chosen.freeze)
-    scale = make_rate_scale(module, chosen.layer_decay) if chosen.layer_decay is not None else None
+    frozen = freeze_parameters(module, components.parameters.freeze)
+    builders = make_optimizer_builders(module, components)
     module.train()
     elsewhere = any(tensor.device != device for tensor in (*module.parameters(), *module.buffers()))
     techniques = sort_by_slot(components.techniques)
@@ -61,19 +60,11 @@ def make_step_parts(
     if elsewhere and not is_placed and pipeline is None:
         module.to(device)
 
-    def group(module: nn.Module) -> Groups:
-        groups = parameter_groups(module, optimizer.weight_decay)
-        return scale_rates(module, groups, optimizer.lr, scale) if scale else groups
-
-    def build(groups: Groups) -> Optimizer:
-        made = optimizer.build(groups)
-        return made if components.ema is None else average_weights(made, components.ema)
-
     def unfreeze() -> None:
         for parameter in frozen:
             parameter.requires_grad_(True)
 
-    parts = StepParts(module, objective, build, group, device, HostMemory(device))
+    parts = StepParts(module, objective, *builders, device, HostMemory(device))
     parts.on_restore(unfreeze)
     first = [technique for technique in techniques if SLOTS.index(technique.slot) <= SLOTS.index("weights")]
     for technique in first:
@@ -87,6 +78,25 @@ def make_step_parts(
     for technique in techniques[len(first) :]:
         technique.apply(parts)
     return parts
+
+
+def make_optimizer_builders(
+    module: nn.Module, components: TrainingComponents
+) -> tuple[Callable[[Groups], Optimizer], Callable[[nn.Module], Groups]]:
+    """Make what builds the optimizer of groups of parameters, and what groups those of a module. module: before
+    techniques, by whose layers learning rates are scaled."""
+    optimizer, decay = components.optimizer, components.parameters.layer_decay
+    scale = make_rate_scale(module, decay) if decay is not None else None
+
+    def build(groups: Groups) -> Optimizer:
+        made = optimizer.build(groups)
+        return made if components.ema is None else average_weights(made, components.ema)
+
+    def group(module: nn.Module) -> Groups:
+        groups = parameter_groups(module, optimizer.weight_decay)
+        return scale_rates(module, groups, optimizer.lr, scale) if scale else groups
+
+    return build, group
 
 
 def distribute_step(parts: StepParts, training: Training, ranks: Ranks) -> None:

@@ -246,6 +246,21 @@ def make_quantizer(layer: Layer, plan: Plan) -> ActivationQuantizer:
     return lambda rows: fake_quantize_activation(rows / smoothing.factors, smoothing.limits) * smoothing.factors
 
 
+def find_scales(
+    layer: Layer, matrix: Array, precision: Precision, config: RoundingConfig
+) -> tuple[Array, Array | None, int | None]:
+    """Find the scales of one matrix [in, out] of a layer, [groups, out], its zeros where it has some, and the inputs
+    that share a scale, None for all of them."""
+    group_size = config.find_group_size(precision) if layer.kind == "MatMul" else None
+    if precision == "int4-weight" or group_size is not None:
+        symmetric = config.is_symmetric(precision)
+        group_size = group_size if symmetric else find_grid_size(matrix, group_size)
+        return *fit_grid(matrix, group_size, config.find_levels(precision), symmetric), group_size
+    if precision == "int8" and config.reduce_range:
+        return reduced_range_scales(matrix, layer.shape[0 if layer.kind == "MatMul" else 1]), None, None
+    return quantize_weight(matrix, 1)[1][None], None, None
+
+
 def round_layer(
     layer: Layer,
     im2col: Im2Col,
@@ -258,24 +273,15 @@ def round_layer(
 ) -> QuantizedWeight:
     """Round a layer's weight. smoothing: of its input, if any. known: the same weight as another layer has it, which is
     then stored once."""
-    levels = config.find_levels(precision)
-    channels = layer.shape[0 if layer.kind == "MatMul" else 1]
-    group_size = config.find_group_size(precision) if layer.kind == "MatMul" else None
-    zeros = None
+    levels, group_size, zeros = config.find_levels(precision), None, None
     factors = np.ones(1, np.float32) if smoothing is None else smoothing.factors
     matrices = im2col.unfold_weight(weight) * factors[:, None]
     integers, scales, corrections = [], [], []
     for index, matrix in enumerate(matrices):
         if known is not None and len(matrices) == 1:
             scale, zeros, group_size = known.scales, known.zeros, known.group_size
-        elif precision == "int4-weight" or group_size is not None:
-            symmetric = config.is_symmetric(precision)
-            group_size = group_size if symmetric else find_grid_size(matrix, group_size)
-            scale, zeros = fit_grid(matrix, group_size, levels, symmetric)
-        elif precision == "int8" and config.reduce_range:
-            scale = reduced_range_scales(matrix, channels)
         else:
-            scale = quantize_weight(matrix, 1)[1][None]
+            scale, zeros, group_size = find_scales(layer, matrix, precision, config)
         steps = np.broadcast_to(expand_scales(scale, len(matrix), group_size), matrix.shape)
         shifts = 0.0 if zeros is None else expand_scales(zeros, len(matrix), group_size) * steps
         gram = observed.second[index]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters
+from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousHandler, RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from laconic.errors import TrainingFailure, UsageError
@@ -90,31 +90,15 @@ def launch_ranks(arguments: Sequence[str], settings: LaunchSettings, run: str, s
     run: a name that the agents of all machines have in common. Raises UsageError, TrainingFailure where agents do not
     meet; KeyboardInterrupt after SIGTERM, when the ranks have written their snapshot.
     """
-    steps, (least, most) = steps or Steps(), settings.node_range
-    if most > 1 and settings.rdzv_endpoint is None:
+    steps = steps or Steps()
+    if settings.node_range[1] > 1 and settings.rdzv_endpoint is None:
         raise UsageError("several machines need a place to meet. Give --rdzv-endpoint HOST:PORT of one, alike on all")
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # `Agent` says what happens
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // settings.nproc_per_node)))
     os.environ.setdefault(OWN_STORE, "1")
     os.environ[VARIABLE] = "1"
-    is_alone = settings.rdzv_endpoint is None
-    address = "localhost" if is_alone else os.environ.get(ADDRESS)
-    place = {"is_host": os.environ[MEETS_HERE]} if MEETS_HERE in os.environ and not is_alone else {}
-    handler = get_rendezvous_handler(
-        RendezvousParameters(
-            "c10d",
-            settings.rdzv_endpoint or "localhost:0",
-            uuid.uuid4().hex if is_alone else run,
-            least,
-            most,
-            local_addr=address,
-            keep_alive_interval=KEEP_ALIVE_SECONDS,
-            keep_alive_max_attempt=LOST_KEEP_ALIVES,
-            last_call_timeout=LAST_CALL_SECONDS,
-            join_timeout=JOIN_SECONDS,
-            **place,
-        )
-    )
+    address = "localhost" if settings.rdzv_endpoint is None else os.environ.get(ADDRESS)
+    handler = make_rendezvous(settings, run, address)
     spec = WorkerSpec(
         "laconic",
         settings.nproc_per_node,
@@ -140,6 +124,28 @@ def launch_ranks(arguments: Sequence[str], settings: LaunchSettings, run: str, s
         if is_over:
             handler.shutdown()
     return find_exit_code(result) if result.is_failed() else 0
+
+
+def make_rendezvous(settings: LaunchSettings, run: str, address: str | None) -> RendezvousHandler:
+    """Make what the agents of all machines meet by. run: as of `launch_ranks`. address: of this machine, None for its
+    host name."""
+    is_alone, (least, most) = settings.rdzv_endpoint is None, settings.node_range
+    place = {"is_host": os.environ[MEETS_HERE]} if MEETS_HERE in os.environ and not is_alone else {}
+    return get_rendezvous_handler(
+        RendezvousParameters(
+            "c10d",
+            settings.rdzv_endpoint or "localhost:0",
+            uuid.uuid4().hex if is_alone else run,
+            least,
+            most,
+            local_addr=address,
+            keep_alive_interval=KEEP_ALIVE_SECONDS,
+            keep_alive_max_attempt=LOST_KEEP_ALIVES,
+            last_call_timeout=LAST_CALL_SECONDS,
+            join_timeout=JOIN_SECONDS,
+            **place,
+        )
+    )
 
 
 def find_exit_code(result: RunResult) -> int:
