@@ -170,8 +170,8 @@ def test_a_text_or_its_tokens_are_continued(client: openai.OpenAI, server: Runni
     (choice,) = text.choices
     assert (choice.text, choice.finish_reason) == (" three four five six seven eight nine ten", "stop")
     assert choice.logprobs is not None
-    assert choice.logprobs.tokens == list(choice.text)
-    assert choice.logprobs.text_offset == list(range(len(choice.text)))
+    assert choice.logprobs.tokens == [*choice.text, "<|end|>"]
+    assert choice.logprobs.text_offset == list(range(len(choice.text) + 1))
     assert text.usage is not None
     writer = server.app.repository.get("chat").writer
     assert writer is not None
@@ -391,9 +391,12 @@ def test_a_stream_that_the_end_of_the_server_cuts_says_so(artifact: Path) -> Non
 
 
 def test_an_echo_has_the_scores_of_its_prompt(shared: Path, server: Running, client: openai.OpenAI) -> None:
-    """lm-evaluation-harness reads likelihoods from it."""
+    """lm-evaluation-harness reads likelihoods from it, all but the last, which it takes for that of the one new token:
+    behind the last prompt that is the end of the answer, which has no text."""
     model, _ = open_chat_model(shared)
-    prompts = [make_tokenizer().encode(render("say b")).ids, [3, 80, 77, *range(20, 40)] * 11]
+    tokenizer = make_tokenizer()
+    whole = tokenizer.encode(render(COUNT, ANSWERS[COUNT])).ids[:-1]
+    prompts = [tokenizer.encode(render("say b")).ids, [3, 80, 77, *range(20, 40)] * 11, whole]
     for most in (0, 1):
         answer = client.completions.create(
             model="chat", prompt=prompts, echo=True, logprobs=2, max_tokens=most, temperature=0
@@ -414,6 +417,10 @@ def test_an_echo_has_the_scores_of_its_prompt(shared: Path, server: Running, cli
             offsets = scored.text_offset or []
             assert offsets == sorted(offsets)
             assert offsets[-1] <= len(choice.text)
-            assert len(offsets) in (len(prompt), len(prompt) + most)
+            assert len(offsets) == len(scored.tokens or []) == len(prompt) + most
+        end = answer.choices[-1]
+        assert end.logprobs is not None
+        assert (end.text, end.finish_reason) == (tokenizer.decode(whole), "stop" if most else "length")
+        assert (end.logprobs.tokens or [])[len(whole) :] == ["<|end|>"] * most
         assert answer.usage is not None
         assert answer.usage.completion_tokens == most * len(prompts)

@@ -36,13 +36,20 @@ class CallPart:
 class TextPiece:
     """What can be shown of a choice after a step. logprobs: of the tokens that begin within the text. finish_reason:
     `stop` or `length` with the last piece, `tool_calls` where the choice calls functions. calls: what these have
-    more."""
+    more. stop_token: that of the model with its score, where it ended the choice and scores were asked for."""
 
     choice: int
     text: str
     logprobs: Sequence[TokenLogprob] = ()
     finish_reason: str | None = None
     calls: Sequence[CallPart] = ()
+    stop_token: TokenLogprob | None = None
+
+    def shift(self, start: int) -> Self:
+        """Return the piece with the places of its tokens counted from so many characters earlier."""
+        logprobs = [replace(scored, start=scored.start + start) for scored in self.logprobs]
+        stop = self.stop_token and replace(self.stop_token, start=self.stop_token.start + start)
+        return replace(self, logprobs=logprobs, stop_token=stop)
 
 
 def join_pieces(pieces: Sequence[TextPiece]) -> TextPiece:
@@ -57,6 +64,7 @@ def join_pieces(pieces: Sequence[TextPiece]) -> TextPiece:
         [logprob for piece in pieces for logprob in piece.logprobs],
         pieces[-1].finish_reason,
         list(calls.values()),
+        pieces[-1].stop_token,
     )
 
 
@@ -89,6 +97,7 @@ class WrittenChoice:
     _decoded: int = 0
     _shown: int = 0
     _logprobs: list[TokenLogprob] = field(default_factory=list)
+    _stop_token: TokenLogprob | None = None
 
     @classmethod
     def begin(
@@ -110,11 +119,12 @@ class WrittenChoice:
         self.prompt_scores = self.prompt_scores or event.prompt_scores
         for place, token in enumerate(event.token_ids):
             self.tokens += 1
-            if token in self.stop_token_ids:
-                break
             if event.logprobs:
                 likeliest = event.top_logprobs[place] if event.top_logprobs else ()
                 self._logprobs.append(TokenLogprob(token, event.logprobs[place], self._decoded, likeliest))
+            if token in self.stop_token_ids:
+                self._stop_token = self._logprobs.pop() if event.logprobs else None
+                break
             decoded = self.detokenizer.add(token)
             self._decoded += len(decoded)
             piece, is_stopped = self.matcher.add(decoded)
@@ -141,4 +151,4 @@ class WrittenChoice:
         self.is_finished = True
         piece = self._show(text)
         logprobs = [*piece.logprobs, *(self._logprobs if is_whole else ())]
-        return TextPiece(self.index, text, logprobs, reason)
+        return TextPiece(self.index, text, logprobs, reason, stop_token=self._stop_token)

@@ -1,7 +1,6 @@
 """Requests of `POST /v1/completions`."""
 
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import replace
 from typing import Any
 
 from pydantic import Field
@@ -85,9 +84,8 @@ class CompletionRequest(TextRequest):
                 if index not in begun:
                     begun.add(index)
                     yield TextPiece(index, texts[index], answer.score_prompt(index, writer.tokenizer))
-                logprobs = [replace(each, start=each.start + start) for each in piece.logprobs]
-                piece = replace(piece, logprobs=logprobs)
+                piece = piece.shift(start)
                 if self.max_tokens == 0:
                     answer.forget(index)
-                    piece = TextPiece(index, "", (), piece.finish_reason)
+                    piece = TextPiece(index, "", finish_reason="length")
             yield piece

@@ -68,10 +68,11 @@ class AnswerFormat(ABC):
     def chunks(self, piece: TextPiece) -> Iterable[Json]:
         """Return the chunks of a piece: its text, and then why the choice ended, if it did."""
         if piece.text or piece.logprobs or piece.calls:
-            shown = piece if piece.finish_reason is None else replace(piece, finish_reason=None)
+            shown = piece if piece.finish_reason is None else replace(piece, finish_reason=None, stop_token=None)
             yield self.chunk([self.format_delta(shown)])
         if piece.finish_reason is not None:
-            yield self.chunk([self.format_delta(TextPiece(piece.choice, "", (), piece.finish_reason))])
+            end = TextPiece(piece.choice, "", finish_reason=piece.finish_reason, stop_token=piece.stop_token)
+            yield self.chunk([self.format_delta(end)])
 
 
 class ChatFormat(AnswerFormat):
@@ -119,15 +120,17 @@ class ChatFormat(AnswerFormat):
 
 
 class CompletionFormat(AnswerFormat):
-    """The shape of the continuation of a text."""
+    """The shape of the continuation of a text. Its scores are of all tokens, that which ended the choice included, as
+    in vLLM: lm-evaluation-harness takes the last one for what was written behind the prompt."""
 
     prefix, whole_kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
     def format_choice(self, choice: TextPiece) -> Json:
+        scored = choice.logprobs if choice.stop_token is None else [*choice.logprobs, choice.stop_token]
         return {
             "index": choice.choice,
             "text": choice.text,
-            "logprobs": self._format_logprobs(choice.logprobs) if self.has_logprobs else None,
+            "logprobs": self._format_logprobs(scored) if self.has_logprobs else None,
             "finish_reason": choice.finish_reason,
         }
 
