@@ -277,14 +277,14 @@ def save_writer(folder: Path, model: transformers.PreTrainedModel, **generation:
     return folder
 
 
-def save_whisper(folder: Path, *, whole: bool = True, **generation: object) -> Path:
+def save_whisper(folder: Path, *, whole: bool = True, times: int = 3, **generation: object) -> Path:
     """Whisper for recordings of a second in two languages, with all its settings of generation; without `whole` those
-    of a model for English. Its tokens are bytes."""
+    of a model for English. Its tokens are bytes. times: the number of timestamps, of which it needs 51."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     names = ["startoftranscript", "en", "fr", "translate", "transcribe", "nospeech", "notimestamps"]
     tokens = transformers.WhisperTokenizer(vocab={letter: index for index, letter in enumerate(letters)}, merges=[])
     tokens.add_special_tokens({"additional_special_tokens": [f"<|{name}|>" for name in names]})
-    tokens.add_tokens([f"<|{number / 50:.2f}|>" for number in range(3)])
+    tokens.add_tokens([f"<|{number / 50:.2f}|>" for number in range(times)])
     ids = {name: tokens.convert_tokens_to_ids(f"<|{name}|>") for name in ("endoftext", *names)}
     end, start = ids["endoftext"], ids["startoftranscript"]
     config = transformers.WhisperConfig(

@@ -13,6 +13,8 @@ import soundfile
 import torch
 import transformers
 from contexts import tune
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from served import running
 from test_fleet import RATES
 from test_text2text_generation import write_together
@@ -26,11 +28,15 @@ from laconic.errors import CorruptArtifact, DataError, InputError, RecipeError, 
 from laconic.models.source_loading import load_source
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
+from laconic.runtimes.generator import EncoderInputs, GenerationRequest, Sampling
 from laconic.runtimes.model_session import open_model
+from laconic.runtimes.openvino_decoder import OpenVinoDecoder
 from laconic.runtimes.runtime import make_runtime
 from laconic.tasks.audio import make_tone
 from laconic.tasks.audio_preprocess import LogMelPreprocess
+from laconic.tasks.generation_settings import GenerationSettings
 from laconic.tasks.task import open_task
+from laconic.tasks.timed_settings import TimedSettings
 from train.planner.memory_plan import PredictionJob
 from train.planner.meta_model import open_meta_model
 from train.settings import Training
@@ -103,6 +109,33 @@ def test_features_are_those_of_transformers(bands, length):
     np.testing.assert_allclose(found, wanted, atol=5e-5)
 
 
+def test_spectrograms_of_whole_recordings_are_those_of_transformers():
+    own = transformers.WhisperFeatureExtractor(feature_size=16, chunk_length=1)
+    waveform = np.concatenate(make_tones())
+    found = LogMelPreprocess(feature_size=16, chunk_length=1).apply_whole(waveform, RATE)
+    (wanted,) = own(waveform, sampling_rate=RATE, return_tensors="np", truncation=False, padding="longest").values()
+    assert found.shape[1] > 200
+    np.testing.assert_allclose(found, wanted[0], atol=5e-5)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 99), max_size=6), st.floats(-3, 3), st.integers(0, 99))
+def test_timestamps_follow_the_rules_of_transformers(text, lead, seed):
+    plain = {"no_timestamps_token_id": 79, "eos_token_id": 60, "max_initial_timestamp_index": 5}
+    rules = transformers.WhisperTimeStampLogitsProcessor(transformers.GenerationConfig(**plain), begin_index=2)
+    times = {"first": 80, "latest_start": 5, "max_new_tokens": 20}
+    untimed = GenerationSettings(
+        decoder_start_token_id=70, eos_token_id=(60,), forced_decoder_ids=(71, 79), timestamps=times
+    )
+    logits = np.random.default_rng(seed).standard_normal((1, 100)).astype(np.float32)
+    logits[:, 80:] += lead
+    written = np.array([[70, 71, *text]])
+    timed = TimedSettings.add_to(untimed)
+    assert timed.forced_decoder_ids == (71,)
+    wanted = rules(torch.from_numpy(written), torch.from_numpy(logits))
+    np.testing.assert_array_equal(timed.restrict(logits, written), wanted.numpy())
+
+
 def test_silence_and_other_sizes_of_windows_are_those_of_transformers():
     settings = {"feature_size": 20, "n_fft": 512, "hop_length": 200, "chunk_length": 2, "sampling_rate": 24_000}
     own, made = transformers.WhisperFeatureExtractor(**settings), LogMelPreprocess(**settings)
@@ -143,6 +176,16 @@ def test_recordings_that_come_and_go_are_written_down_as_together(folder, parts,
     for (number, _), text in texts.items():
         assert text == expected[number][: len(text)]
         assert len(text) == generation.max_new_tokens or text[-1] in generation.eos_token_id
+
+
+def test_timestamps_are_refused_of_a_model_without_their_tokens(folder, parts):
+    task = load_source(folder).task
+    assert task.generation.timestamps is None
+    options = {"context": task.generation.max_new_tokens, "cache_bytes": 4 << 20, "generation": task.generation}
+    with OpenVinoDecoder(parts, **options) as generator:
+        source = EncoderInputs(task.encode_request(task.examples(1)[0]), generator.source_tokens)
+        with pytest.raises(InputError, match="no tokens for timestamps"):
+            generator.add(GenerationRequest(0, (), Sampling(5, timestamps=True), source))
 
 
 def test_openvino_writes_the_same_as_onnxruntime(folder, parts):

@@ -1,8 +1,10 @@
-"""Recordings of any length are divided where they are quiet, and written down part by part, by OpenAI's own client."""
+"""Recordings of any length are read in windows with timestamps, as by transformers, or divided where they are quiet,
+and written down part by part: by OpenAI's own client."""
 
 import io
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, cast
 
 import httpx
@@ -11,6 +13,8 @@ import numpy as np
 import openai
 import pytest
 import soundfile
+import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from served import Running, eventually, running
@@ -25,8 +29,11 @@ from laconic.recipes.recipe import Recipe
 from laconic.runtimes.encoder_decoder_session import EncoderDecoderSession
 from laconic.tasks.audio import make_tone
 from laconic.tasks.recording_parts import TranscribedRecording, find_cuts
+from laconic.tasks.speech_to_text import SpeechToText
 from serve.generation.generation_worker import GenerationWorker
-from serve.openai.transcription_request import Segment, format_segments
+from serve.generation.recording_writer import RecordingWriter
+from serve.generation.timed_window import TimedTokens, TimedWindow
+from serve.openai.transcription_request import Segment, Transcript, format_transcript
 
 RATE = 16_000
 
@@ -60,10 +67,16 @@ def test_a_recording_is_cut_where_it_is_quiet() -> None:
 
 
 @pytest.fixture(scope="module")
-def whisper(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    """Random weights, for recordings of up to a second."""
-    folder = tmp_path_factory.mktemp("whisper")
-    source = models.save_whisper(folder / "source")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random weights, for recordings of up to a second, with all timestamps."""
+    folder = tmp_path_factory.mktemp("whisper") / "source"
+    settings = {"task": "transcribe", "max_initial_timestamp_index": 20, "suppress_tokens": [257, 258, 262]}
+    return models.save_whisper(folder, times=51, **settings)
+
+
+@pytest.fixture(scope="module")
+def whisper(source: Path) -> Artifact:
+    folder = source.parent
     recipe = Recipe.parse({"source": str(source), "stages": [], "engine_only": "onnxruntime"})
     return compress(recipe, folder / "whisper.laconic", steps=Steps(quiet=True), cache=Cache(folder / "cache")).artifact
 
@@ -72,6 +85,12 @@ def whisper(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
 def server(whisper: Artifact) -> Iterator[Running]:
     with running(whisper.path) as server:
         yield server
+
+
+@pytest.fixture
+def untimed(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same model as if it had no timestamps."""
+    monkeypatch.setattr(writer_of(server), "timed", None)
 
 
 @pytest.fixture
@@ -87,6 +106,45 @@ def recording() -> bytes:
     return encode(np.stack([mono, mono], axis=1))
 
 
+def write_by_transformers(source: Path, spectrogram: Array, **options: Any) -> tuple[str, list[tuple[Any, ...]]]:
+    """The text, and the segments that are not empty, each with its start and end."""
+    model: Any = transformers.WhisperForConditionalGeneration.from_pretrained(source).eval()
+    tokenizer = transformers.WhisperTokenizer.from_pretrained(source)
+    greedy = {"num_beams": 1, "do_sample": False, "condition_on_prev_tokens": False}
+    mask = torch.ones(1, spectrogram.shape[1], dtype=torch.int64)
+    whole = {"attention_mask": mask, "return_timestamps": True, "return_segments": True}
+    written = model.generate(torch.from_numpy(spectrogram)[None], **whole, **greedy, **options)
+    texts = [tokenizer.decode(each["tokens"], skip_special_tokens=True) for each in written["segments"][0]]
+    times = [(float(each["start"]), float(each["end"])) for each in written["segments"][0]]
+    segments = [(text.strip(), *both) for text, both in zip(texts, times, strict=True) if text.strip()]
+    return str(tokenizer.decode(written["sequences"][0], skip_special_tokens=True)).strip(), segments
+
+
+@pytest.mark.parametrize("named", [{}, {"language": "fr"}])
+def test_windows_with_timestamps_are_written_as_by_transformers(
+    client: openai.OpenAI, source: Path, whisper: Artifact, recording: bytes, named: dict[str, str]
+) -> None:
+    task = whisper.task()
+    assert isinstance(task, SpeechToText)
+    spectrogram = task.read_windows(task.divide_recording(recording)).spectrogram
+    text, segments = write_by_transformers(source, spectrogram, **named)
+    assert len(segments) > 4
+    asked: Any = {"model": "whisper", "file": ("a.wav", recording), **named}
+    whole = client.audio.transcriptions.create(**asked, response_format="verbose_json")
+    assert whole.text == text
+    assert [each.text for each in whole.segments] == [text for text, *_ in segments]
+    times = [(each.start, each.end) for each in whole.segments]
+    np.testing.assert_allclose(times, [times for _, *times in segments], atol=0.021)  # theirs round a half step down
+    assert float(whole.duration) == 3.5
+    assert whole.language == named.get("language", whole.language) in ("en", "fr")
+    assert client.audio.transcriptions.create(**asked).text == text
+    *deltas, done = client.audio.transcriptions.create(**asked, stream=True)
+    assert "".join(each.delta for each in deltas) == text == done.text
+    assert len(deltas) > 4
+    assert client.audio.transcriptions.create(**asked, response_format="srt").count(" --> ") == len(segments)
+
+
+@pytest.mark.usefixtures("untimed")
 def test_parts_are_answered_as_each_of_them_alone(
     client: openai.OpenAI, server: Running, whisper: Artifact, recording: bytes
 ) -> None:
@@ -120,6 +178,7 @@ def test_parts_are_answered_as_each_of_them_alone(
     assert vtt.startswith("WEBVTT\n")
 
 
+@pytest.mark.usefixtures("untimed")
 def test_a_stream_has_the_same_text_piece_by_piece(client: openai.OpenAI, recording: bytes) -> None:
     file = ("speech.wav", recording)
     whole = client.audio.transcriptions.create(model="whisper", file=file).text
@@ -131,6 +190,7 @@ def test_a_stream_has_the_same_text_piece_by_piece(client: openai.OpenAI, record
     assert "".join(each.delta for each in deltas if each.type == "transcript.text.delta") == whole
 
 
+@pytest.mark.usefixtures("untimed")
 def test_the_language_and_the_temperature_are_those_of_the_request(
     client: openai.OpenAI, server: Running, whisper: Artifact, recording: bytes
 ) -> None:
@@ -155,21 +215,51 @@ def test_a_client_that_leaves_frees_its_blocks(server: Running, recording: bytes
         body = {"model": (None, "whisper"), "stream": (None, "true"), "file": ("a.wav", recording)}
         with http.stream("POST", "/v1/audio/transcriptions", files=body) as answer:
             next(answer.iter_lines())
+    assert eventually(lambda: server.app.repository.get("whisper").users == 0)
     assert eventually(lambda: worker_of(server).admission.ledger.used == 0)
-    assert server.app.repository.get("whisper").users == 0
+
+
+def writer_of(server: Running) -> RecordingWriter:
+    writer = server.app.repository.get("whisper").writer
+    assert isinstance(writer, RecordingWriter)
+    return writer
 
 
 def worker_of(server: Running) -> GenerationWorker:
-    writer = server.app.repository.get("whisper").writer
-    assert writer is not None
-    return writer.worker
+    return writer_of(server).worker
 
 
 def test_a_short_recording_is_one_part(client: openai.OpenAI, server: Running) -> None:
     file = encode(make_tone(np.random.default_rng(1), RATE // 2, RATE))
     with server.client() as http:
         (answer,) = http.post("/v1/models/whisper/predict", files={"audio": file}).json()["answers"]
-    assert client.audio.transcriptions.create(model="whisper", file=("a.wav", file)).text == answer["text"]
+    asked: Any = {"model": "whisper", "file": ("a.wav", file)}
+    assert client.audio.transcriptions.create(**asked).text == answer["text"]
+    timed = client.audio.transcriptions.create(**asked, response_format="verbose_json")
+    assert timed.segments
+    assert all((each.start, each.end) != (0, 0.5) for each in timed.segments)
+
+
+@pytest.mark.parametrize(
+    ("text", "segments", "step"),
+    [
+        ([], [(0, 25)], 25),
+        ([100, 7], [(0, 25, 7)], 25),
+        ([104, 7], [(0, 4, 7)], 25),  # no second time, so the first is the end, as in transformers
+        ([100, 7, 112], [(0, 12, 7)], 25),
+        ([103, 7, 112, 112, 8], [(3, 12, 7)], 12),  # written again in the next window
+        ([103, 7, 112, 115, 8, 9, 120], [(3, 12, 7), (15, 20, 8, 9)], 25),  # nothing is said behind a last time
+        ([103, 7, 112, 115, 8, 120, 120], [(3, 12, 7), (15, 20, 8)], 20),
+    ],
+)
+def test_pairs_of_times_divide_what_is_written(text: list[int], segments: list[tuple[int, ...]], step: int) -> None:
+    window = TimedWindow(100, 25)
+    made = [segment for token in text if (segment := window.add(token)) is not None]
+    last, steps = window.finish()
+    assert [*made, *([last] if last else [])] == [
+        TimedTokens(start, end, tuple(rest)) for start, end, *rest in segments
+    ]
+    assert steps == step
 
 
 @pytest.mark.parametrize(
@@ -232,10 +322,10 @@ def test_waveforms_count_as_memory_of_the_requests_under_way(whisper: Artifact) 
 
 def test_subtitles_have_times_in_hours() -> None:
     segments = [Segment(0.0, 1.5, "one"), Segment(3661.0005, 3662.25, "two")]
-    assert format_segments(segments, "srt") == (
+    assert format_transcript(Transcript.join(segments), "srt") == (
         "1\n00:00:00,000 --> 00:00:01,500\none\n\n2\n01:01:01,000 --> 01:01:02,250\ntwo\n"
     )
-    assert format_segments([], "json") == {"text": ""}
+    assert format_transcript(Transcript.join([]), "json") == {"text": ""}
 
 
 def test_a_recording_that_would_not_fit_in_memory_is_refused(whisper: Artifact) -> None:

@@ -13,7 +13,14 @@ from laconic.errors import SourceError
 from laconic.models.decoder_cache import describe_logits, make_cache
 from laconic.models.pretrained import WrappedModel, WritingModel, quiet
 from laconic.tasks.decoder_tensors import GROUPS, OUTPUTS, CacheShape
-from laconic.tasks.generation_settings import LONGEST, UNSTATED_LENGTH, GenerationSettings, Prompt, as_ids
+from laconic.tasks.generation_settings import (
+    LONGEST,
+    UNSTATED_LENGTH,
+    GenerationSettings,
+    Prompt,
+    TimestampSettings,
+    as_ids,
+)
 
 NEUTRAL = {"encoder_repetition_penalty": 1.0, "guidance_scale": 1.0, "encoder_no_repeat_ngram_size": 0}
 UNSUPPORTED = (
@@ -117,7 +124,8 @@ class SpeechWriter(EncoderDecoder):
 
 def select_settings(generation: GenerationSettings) -> dict[str, Any]:
     """Return the settings that transformers is told to write greedily, but for the tokens before a text."""
-    settings = generation.model_dump(mode="json", exclude={"num_beams", "do_sample", "languages", "forced_decoder_ids"})
+    excluded = {"num_beams", "do_sample", "languages", "forced_decoder_ids", "timestamps"}
+    settings = generation.model_dump(mode="json", exclude=excluded)
     # An empty list means none; transformers takes some of them for a setting.
     return {name: value for name, value in settings.items() if value != []}
 
@@ -189,6 +197,21 @@ def read_generation(model: Any, pad_id: int, origin: Path, prompt: Prompt | None
         no_repeat_ngram_size=settings.get("no_repeat_ngram_size", 0),
         num_beams=settings.get("num_beams", 1),
         do_sample=settings.get("do_sample", False),
+        timestamps=find_timestamps(settings, model.config, prompt) if prompt else None,
+    )
+
+
+def find_timestamps(settings: Mapping[str, Any], config: Any, prompt: Prompt) -> TimestampSettings | None:
+    """Find the timestamps of a model, one for each position of its encoder and one for the end; None where it has no
+    such tokens. settings: the settings of generation."""
+    plain = settings.get("no_timestamps_token_id")
+    if plain is None or config.vocab_size < plain + 2 + config.max_source_positions:
+        return None
+    shorter = Prompt(prompt.languages, tuple(each for each in prompt.forced if each != plain))
+    return TimestampSettings(
+        first=plain + 1,
+        latest_start=settings.get("max_initial_timestamp_index"),
+        max_new_tokens=min(count_new_tokens(settings, config, shorter), LONGEST),
     )
 
 

@@ -25,7 +25,8 @@ class Sampling:
     same tokens; choice i of `n` draws with seed + i. stop_token_ids: a choice ends with any of these. logprobs: whether
     events hold the logarithm of the probability that the model gave each token; top_logprobs: of how many of the
     likeliest tokens too. prompt_logprobs: whether there are such of the prompt's tokens too. grammar: what the choice's
-    text must match, a grammar of llguidance; empty without one.
+    text must match, a grammar of llguidance; empty without one. timestamps: whether the text is written with those of a
+    model of speech.
     """
 
     max_new_tokens: int
@@ -44,6 +45,7 @@ class Sampling:
     top_logprobs: int = 0
     prompt_logprobs: bool = False
     grammar: str = ""
+    timestamps: bool = False
 
     @property
     def needs_logits(self) -> bool:

@@ -24,6 +24,7 @@ from laconic.runtimes.runtime import Compute
 from laconic.runtimes.source_encoder import SourceEncoder
 from laconic.runtimes.token_chooser import TokenChooser, check_sampling
 from laconic.tasks.generation_settings import GenerationSettings
+from laconic.tasks.timed_settings import TimedSettings
 
 BLOCK_TOKENS = 32
 """Tokens of a block of the ledger, and of prefixes; the cache of the rows has none."""
@@ -64,6 +65,7 @@ class OpenVinoDecoder(Generator):
         RuntimeFailure where the graph or the engine refuses."""
         self.context = context
         self._generation = generation and generation.model_copy(update={"repetition_penalty": 1.0})
+        self._timed = self._generation and TimedSettings.add_to(self._generation)
         self._start = () if generation is None else (generation.decoder_start_token_id,)
         self._encoder: SourceEncoder | None = None
         self._opening: Future[OpenDecoder] | None = None
@@ -100,12 +102,15 @@ class OpenVinoDecoder(Generator):
         check_sampling(sampling, self.vocabulary)
         if len(request.prompt) + sampling.max_new_tokens > self.context:
             raise InputError(f"the prompt and its answer are longer than the model's context of {self.context} tokens")
+        if sampling.timestamps and self._timed is None:
+            raise InputError("the model has no tokens for timestamps. Ask for a text without them")
+        settings = self._timed if sampling.timestamps else self._generation
         self._capacity.check(request)
         match = self._match(request)
         self.ledger.hold(request)
         tokens = (*self._start, *request.prompt)
         choosers = [
-            TokenChooser(request, index, self.vocabulary, tokens, match and match.copy(), self._generation)
+            TokenChooser(request, index, self.vocabulary, tokens, match and match.copy(), settings)
             for index in range(sampling.n)
         ]
         rows = [DecoderRow(request, index, chooser) for index, chooser in enumerate(choosers)]

@@ -152,11 +152,32 @@ class LogMelPreprocess(BaseModel):
         padded = np.pad(padded, self.n_fft // 2, mode="reflect")
         windows = np.lib.stride_tricks.sliding_window_view(padded, self.n_fft)[:: self.hop_length][: self.frames]
         sounding = min(self.frames, (len(mono) + self.n_fft) // self.hop_length + 1)  # all windows behind are silent
-        window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(self.n_fft) / self.n_fft)
-        energy = np.abs(np.fft.rfft(windows[:sounding] * window)) ** 2
         bands = np.full((self.feature_size, self.frames), np.log10(FLOOR))
-        bands[:, :sounding] = np.log10(np.maximum(self.filters @ energy.T, FLOOR))
+        bands[:, :sounding] = self._measure(windows[:sounding])
         return np.asarray((np.maximum(bands, bands.max() - RANGE) + 4) / 4, np.float32)
+
+    def apply_whole(self, waveform: Array, rate: int) -> Array:
+        """Return the spectrogram of a recording of any length, which is not padded, [feature_size, frames] float32.
+        What is told from silence depends on its loudest part. waveform, rate: as `apply` takes them."""
+        mono = mix_down(waveform, rate, self.sampling_rate)
+        padded = np.pad(mono, self.n_fft // 2, mode="reflect")
+        windows = np.lib.stride_tricks.sliding_window_view(padded, self.n_fft)[:: self.hop_length]
+        windows = windows[: len(mono) // self.hop_length]
+        bands = np.empty((self.feature_size, len(windows)), np.float32)
+        for start in range(0, len(windows), self.frames):  # all at once would take a kilobyte for each frame, and more
+            part = slice(start, start + self.frames)
+            bands[:, part] = self._measure(windows[part])
+        np.maximum(bands, bands.max(initial=-np.inf) - RANGE, out=bands)
+        bands += 4
+        bands /= 4
+        return bands
+
+    def _measure(self, windows: Array) -> Array:
+        """Return the logarithm of the energy in each band, [feature_size, windows] float64. windows: [windows,
+        n_fft]."""
+        window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(self.n_fft) / self.n_fft)
+        energy = np.abs(np.fft.rfft(windows * window)) ** 2
+        return np.asarray(np.log10(np.maximum(self.filters @ energy.T, FLOOR)))
 
 
 def make_mel_filters(bands: int, frequencies: int, rate: int) -> Array:

@@ -26,6 +26,21 @@ class Prompt:
         return bool(self.languages) + len(self.forced)
 
 
+class TimestampSettings(BaseModel):
+    """Tokens that say when what follows is said, in steps from the beginning of a recording.
+
+    first: the token of the beginning; those behind it are of one step more each, and the one before it says that an
+    answer has none. latest_start: the latest step that an answer may begin with; any where None. max_new_tokens: the
+    most tokens of an answer with timestamps, those of its prompt included.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    first: PositiveInt
+    latest_start: NonNegativeInt | None = None
+    max_new_tokens: int = Field(ge=1, le=LONGEST)
+
+
 class GenerationSettings(BaseModel):
     """The settings of greedy generation, named as in generation_config.json.
 
@@ -37,7 +52,7 @@ class GenerationSettings(BaseModel):
     suppress_tokens: never chosen; begin_suppress_tokens: not at the beginning. repetition_penalty: divides positive
     logits, and multiplies negative ones, of tokens that the answer holds (Keskar et al., 2019). no_repeat_ngram_size:
     the length of sequences of tokens that do not occur twice. num_beams, do_sample: what transformers would do, where
-    here the likeliest token is taken.
+    here the likeliest token is taken. timestamps: of a model that can write them, as `TimedSettings` do.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -58,6 +73,7 @@ class GenerationSettings(BaseModel):
     no_repeat_ngram_size: NonNegativeInt = 0
     num_beams: PositiveInt = 1
     do_sample: bool = False
+    timestamps: TimestampSettings | None = None
 
     @classmethod
     def of_length(cls, tokens: int) -> "GenerationSettings":
@@ -68,6 +84,7 @@ class GenerationSettings(BaseModel):
     def highest_id(self) -> int:
         """The largest id of a token that the settings name."""
         single = {self.decoder_start_token_id, self.pad_token_id, self.forced_bos_token_id or 0}
+        single |= {self.timestamps.first} if self.timestamps else set()
         lists = (self.eos_token_id, self.forced_eos_token_id, self.suppress_tokens, self.begin_suppress_tokens)
         return max(single.union(*lists, self.languages, self.forced_decoder_ids))
 

@@ -18,9 +18,11 @@ from laconic.tasks.audio_preprocess import LogMelPreprocess, check_length
 from laconic.tasks.decoder_tensors import PAST, TARGET, TARGET_INPUTS, TOKENS, describe_target
 from laconic.tasks.generation_settings import GenerationSettings
 from laconic.tasks.preprocessing import Preprocessing
-from laconic.tasks.recording_parts import TranscribedRecording
+from laconic.tasks.recording_parts import RecordingPart, TranscribedRecording
+from laconic.tasks.recording_windows import STEP_FRAMES, WindowedRecording
 from laconic.tasks.row_parsing import LABEL, Targeted
 from laconic.tasks.text import TextTask, count_ids
+from laconic.tasks.timed_settings import TimedSettings
 from laconic.tasks.written_text import WrittenText
 from laconic.tensor import BATCH, TensorSpec, read_numbers
 
@@ -152,6 +154,21 @@ class SpeechToText(WrittenText, TranscribedRecording):
     @property
     def longest_part(self) -> float:
         return self.preprocess.chunk_length
+
+    @property
+    def timed_settings(self) -> TimedSettings | None:
+        """How a text with timestamps is written; None where the model has none."""
+        return TimedSettings.add_to(self.settings)
+
+    def read_windows(self, parts: Sequence[RecordingPart]) -> WindowedRecording:
+        """Read a recording that was divided as a whole, to be written down with timestamps. Raises InputError for one
+        that is too short."""
+        rate, preprocess = parts[0].sample["sampling_rate"], self.preprocess
+        check_shortest(parts[-1].end, preprocess.n_fft / preprocess.sampling_rate)
+        spectrogram = preprocess.apply_whole(np.concatenate([part.sample["array"] for part in parts]), rate)
+        return WindowedRecording(
+            spectrogram, preprocess.frames, STEP_FRAMES * preprocess.hop_length / preprocess.sampling_rate
+        )
 
     def has_target(self, sample: Any) -> bool:
         return isinstance(sample, Targeted)

@@ -155,9 +155,9 @@ def describe_transcription(models: Sequence[Model]) -> Schema:
         "openai",
         "Transcribe",
         "transcribe",
-        "What is said in a recording of any length, which is divided where it is quiet.",
+        "What is said in a recording of any length, which is read in windows, or divided where it is quiet.",
         {"multipart/form-data": {"schema": schema}},
-        "The text, with the times of the parts where the format has them.",
+        "The text, with the times of its segments where the format has them.",
         {"application/json": {"schema": make_object({"text": STRING}, additionalProperties=True)}, "text/plain": {}},
     )
 

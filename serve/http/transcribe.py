@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from laconic.errors import DataError, InputError
 from serve.asgi.wire import Answer, Headers, to_json
-from serve.generation.recording_writer import RecordingWriter
+from serve.generation.recording_writer import RecordingWriter, strip_pieces
+from serve.generation.timed_window import TimedText
 from serve.http.endpoint import BodyEndpoint, ModelCall
 from serve.http.event_stream import EVENTS, EventStream
 from serve.http.task_endpoint import read_fields
@@ -16,8 +18,9 @@ from serve.openai.transcription_request import (
     DividedPart,
     Segment,
     TranscribingTask,
+    Transcript,
     TranscriptionRequest,
-    format_segments,
+    format_transcript,
 )
 from serve.requests.memory_budget import Reservation
 from serve.requests.offload import offload
@@ -26,10 +29,12 @@ from serve.security.keys import count_rows, name_caller
 TEXT = b"text/plain; charset=utf-8"
 Pieces = AsyncGenerator[tuple[int, str], None]
 """The text of a recording as it is written: each piece with the number of its part."""
+TimedTexts = AsyncGenerator[TimedText, None]
+"""The segments of a recording as they are written."""
 
 
 class Transcribe(BodyEndpoint[TranscriptionRequest]):
-    """What is said in a recording of any length, which is divided where it is quiet."""
+    """What is said in a recording of any length, which is read in windows, or divided where it is quiet."""
 
     pattern = re.compile(r"/v1/audio/transcriptions")
 
@@ -48,8 +53,11 @@ class Transcribe(BodyEndpoint[TranscriptionRequest]):
         prefix = find_prefix(request, model)
         parts = await offload(task.divide_recording, request.file, long=True)
         call.reservation.add(sum(part.nbytes for part in parts))  # a file may be a thousandth of its waveform
+        duration, timed = parts[-1].end, None
+        if isinstance(writer := model.writer, RecordingWriter) and (len(parts) > 1 or request.has_times):
+            timed = await self._write_timed(call, writer, parts, prefix)
         if request.is_stream:
-            pieces = self._write(call, parts, prefix)
+            pieces = self._write(call, parts, prefix) if timed is None else to_pieces(timed)
             first = await anext(pieces, None)  # what goes wrong before it has a status of its own
             return EventStream(
                 b"",
@@ -61,24 +69,56 @@ class Transcribe(BodyEndpoint[TranscriptionRequest]):
                 done=b"",
                 describe_error=describe_openai_error,
             )
-        if request.heat or prefix:
+        if timed is None:
+            transcript = await self._transcribe(call, parts, prefix)
+        else:
+            transcript = await collect(timed, duration)
+        content = format_transcript(transcript, request.response_format)
+        return Answer(content.encode(), content_type=TEXT) if isinstance(content, str) else Answer(to_json(content))
+
+    async def _transcribe(
+        self, call: ModelCall[TranscriptionRequest], parts: Sequence[DividedPart], prefix: tuple[int, ...]
+    ) -> Transcript:
+        """Write parts down, each as a recording of its own."""
+        if call.request.heat or prefix:
             texts = [""] * len(parts)
             async for number, text in self._write(call, parts, prefix):
                 texts[number] += text
         else:
-            prediction = await model.predict([part.sample for part in parts], timeout=call.timeout)
+            prediction = await call.model.predict([part.sample for part in parts], timeout=call.timeout)
             texts = [answer["text"] for answer in prediction.answers]
-        segments = [Segment(part.start, part.end, text) for part, text in zip(parts, texts, strict=True)]
-        content = format_segments(segments, request.response_format)
-        return Answer(content.encode(), content_type=TEXT) if isinstance(content, str) else Answer(to_json(content))
+        return Transcript.join([Segment(part.start, part.end, text) for part, text in zip(parts, texts, strict=True)])
+
+    async def _write_timed(
+        self,
+        call: ModelCall[TranscriptionRequest],
+        writer: RecordingWriter,
+        parts: Sequence[DividedPart],
+        prefix: tuple[int, ...],
+    ) -> TimedTexts | None:
+        """Begin to write a recording down with timestamps; return None where the model has none."""
+        if writer.timed is None:
+            return None
+        self._check(parts)
+        count_rows(len(parts))
+        recording = await offload(writer.task.read_windows, parts, long=True)
+        call.reservation.add(recording.nbytes)
+        timeout = call.timeout or self.settings.deadline
+        return writer.write_timed(
+            recording, writer.timed, prefix=prefix, temperature=call.request.heat, timeout=timeout, key=name_caller()
+        )
+
+    def _check(self, parts: Sequence[DividedPart]) -> None:
+        """Raise InputError for more parts than the server takes."""
+        if len(parts) > (most := self.settings.max_rows):
+            raise InputError(f"the recording has {len(parts)} parts, and this server takes {most} at once")
 
     def _write(
         self, call: ModelCall[TranscriptionRequest], parts: Sequence[DividedPart], prefix: tuple[int, ...]
     ) -> Pieces:
         """Write parts down, token by token where the model does. Raises InputError for more than the server takes."""
         samples, writer = [part.sample for part in parts], call.model.writer
-        if len(samples) > (most := self.settings.max_rows):
-            raise InputError(f"the recording has {len(samples)} parts, and this server takes {most} at once")
+        self._check(parts)
         if not isinstance(writer, RecordingWriter):
             return predict_each(call.model, samples, call.timeout)
         count_rows(len(samples))
@@ -109,6 +149,24 @@ async def stream(first: tuple[int, str] | None, pieces: Pieces) -> AsyncGenerato
         yield {"type": "transcript.text.done", "text": whole}
     finally:
         await pieces.aclose()
+
+
+async def to_pieces(timed: TimedTexts) -> Pieces:
+    """Yield the text of all segments, as that of one part, as they come."""
+    async with aclosing(timed), aclosing(strip_pieces(each.text async for each in timed)) as texts:
+        async for text in texts:
+            yield 0, text
+
+
+async def collect(timed: TimedTexts, duration: float) -> Transcript:
+    """Make a transcript of all segments that are not empty. duration: of the recording, in seconds."""
+    texts, language = [], ""
+    async with aclosing(timed):
+        async for each in timed:
+            texts.append(each)
+            language = each.language
+    segments = [Segment(each.start, each.end, text) for each in texts if (text := each.text.strip())]
+    return Transcript("".join(each.text for each in texts).strip(), segments, duration, language)
 
 
 def find_task(model: Model) -> TranscribingTask:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 from pydantic import Field
 
@@ -69,6 +69,11 @@ class TranscriptionRequest(RequestBody):
         return self.stream in ("true", "True")
 
     @property
+    def has_times(self) -> bool:
+        """Whether the answer says when what is said."""
+        return self.response_format in ("srt", "verbose_json", "vtt")
+
+    @property
     def heat(self) -> float:
         """The temperature."""
         return float(f"0{self.temperature or ''}")
@@ -83,9 +88,25 @@ class Segment:
     text: str
 
 
-def format_segments(segments: Sequence[Segment], kind: Format) -> dict[str, Any] | str:
+@dataclass(frozen=True)
+class Transcript:
+    """What is said in a recording. duration: in seconds. language: its code, where it is known."""
+
+    text: str
+    segments: Sequence[Segment]
+    duration: float
+    language: str = ""
+
+    @classmethod
+    def join(cls, segments: Sequence[Segment]) -> Self:
+        """Make the transcript of a recording that was written down part by part."""
+        text = " ".join(segment.text for segment in segments if segment.text)
+        return cls(text, segments, segments[-1].end if segments else 0.0)
+
+
+def format_transcript(transcript: Transcript, kind: Format) -> dict[str, Any] | str:
     """Format what was written down: an object, or a text."""
-    text = " ".join(segment.text for segment in segments if segment.text)
+    text, segments = transcript.text, transcript.segments
     if kind == "json":
         return {"text": text}
     if kind == "text":
@@ -95,8 +116,14 @@ def format_segments(segments: Sequence[Segment], kind: Format) -> dict[str, Any]
             {"id": index, "start": round(each.start, 3), "end": round(each.end, 3), "text": each.text}
             for index, each in enumerate(segments)
         ]
-        duration = round(segments[-1].end, 3) if segments else 0.0
-        return {"task": "transcribe", "duration": duration, "text": text, "segments": parts}
+        named = {"language": transcript.language} if transcript.language else {}
+        return {
+            "task": "transcribe",
+            **named,
+            "duration": round(transcript.duration, 3),
+            "text": text,
+            "segments": parts,
+        }
     mark = "," if kind == "srt" else "."
     cues = [
         f"{index}\n{format_time(each.start, mark)} --> {format_time(each.end, mark)}\n{each.text}\n"
