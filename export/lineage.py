@@ -101,7 +101,7 @@ def open_lineage(
             samples = split_samples(recipe, source.task, part)
             step.note = f"{source.task.name}, {source.size / 1e6:.1f} MB, {len(samples.judge)} test samples"
             for dataset in (samples.train, samples.calibrate, samples.choose, samples.judge):
-                source.task.check_samples(list(dataset.samples))
+                source.task.check_samples(dataset.samples)
         samples = write_reference_texts(samples, source, cache, steps, recipe.seed)
         if source.task.generation and (difference := source.task.generation.describe_difference()):
             steps.warn(difference)
@@ -116,7 +116,7 @@ def open_lineage(
             )
         if samples.fingerprints and (few := describe_uncertainty(samples.judge)):
             steps.warn(few)
-        if source.task.max_length and (cut := source.task.count_cut(list(samples.judge.samples))):
+        if source.task.max_length and (cut := source.task.count_cut(samples.judge.samples)):
             steps.warn(
                 f"{cut} of {len(samples.judge)} test samples are longer than the {source.task.max_length} tokens that "
                 f"the model takes: their ends are cut off"

@@ -246,7 +246,7 @@ class TextTask(Task):
     def check_samples(self, samples: Sequence[Any]) -> None:
         if self.vocabulary < count_ids(self.tokenizer):
             for start in range(0, len(samples), CHUNK):
-                self.encode(samples[start : start + CHUNK])
+                self.encode(list(samples[start : start + CHUNK]))
 
     def check_id(self, highest: int) -> None:
         """Raise InputError for a token that the model has no embedding for."""
