@@ -1,7 +1,6 @@
 """The export pipeline, from a model to a validated artifact: capture, plan, build per engine, time, validate, write."""
 
 import platform
-import resource
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +26,7 @@ from export.candidates.layer_trials import LayerTrials
 from export.candidates.magnitudes import OVERFLOW_SAMPLES, describe_overflow, find_overflow
 from export.candidates.multiply_adds import count_products, limit_samples
 from export.candidates.plan_evaluator import PlanEvaluator
-from export.candidates.race import race, time_chosen
+from export.candidates.race import measure_chosen, race
 from export.capture.graph_file import list_unquantized
 from export.lineage import Lineage, open_lineage, summarize_fidelity
 from export.placements.split_decoder import is_text_decoder
@@ -61,7 +60,6 @@ from laconic.runtimes.product import Product
 from laconic.runtimes.runtime import make_runtime
 from laconic.tasks.fidelity import find_broken_answer
 from laconic.tasks.task import Task
-from laconic.timing.measurements import DEFAULT_KNEE, Measurements, find_knee
 
 PARTS: dict[TestPart, str] = {"all": "", "final": "", "rehearsal": "samples that the search chooses by"}
 """What the test samples of a verdict are, where they are no unseen ones."""
@@ -155,13 +153,14 @@ class EngineBuild:
         if stages and self.ladder is None:
             source, answer = self.lineage.source, self.lineage.reference
             dynamic = compare_dynamic(chosen, source, self.samples, answer, self.tolerance, self.steps)
+        measured = measure_chosen(chosen, self.lineage.source, self.task, self.steps, self.lineage.seconds)
         lines = [format_candidate(candidate, chosen=candidate is chosen) for candidate in candidates]
         return ArtifactParts(
             manifest=self.make_manifest(chosen, graph, verdict, alternatives),
             model=chosen.model,
             task=self.task,
             golden=golden,
-            measured=self.measure(chosen).model_copy(update={"dynamic": dynamic}),
+            measured=measured.model_copy(update={"dynamic": dynamic}),
             report=partial(render_report, recipe=self.recipe, ladder=ladder, graph=graph, candidates=lines),
             calibration=pack_plan(chosen.plan),
             graph_key=graph.key,
@@ -301,26 +300,6 @@ class EngineBuild:
             original_name=self.against,
         )
         return validate(evidence, self.task, self.tolerance, self.recipe.goal, self.recipe.seed), golden
-
-    def measure(self, chosen: EngineCandidate) -> Measurements:
-        """Time the chosen candidate and the original, and make the content of measured.json; without timings where the
-        engine is not on this machine."""
-        is_here = not chosen.option.reference
-        times, writing = time_chosen(chosen, self.lineage.source, self.task, self.steps) if is_here else ((), ())
-        timings = [time for time in times if time.engine == chosen.option.name]
-        return Measurements(
-            machine=this_machine(),
-            timings=times,
-            writing=writing,
-            # From the faster quartile of the runs: throughput is flat around the knee, and other load shifts medians.
-            knee=find_knee({time.batch: time.quartiles[0] for time in timings}) if timings else DEFAULT_KNEE,
-            stages=dict(self.steps.seconds),
-            peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-            original_size=self.lineage.source.size,
-            arithmetic=dict(chosen.arithmetic),
-            products=chosen.products,
-            seconds=self.lineage.seconds,
-        )
 
     def make_manifest(
         self, chosen: EngineCandidate, graph: Graph, verdict: Verdict, alternatives: Sequence[PlacedModel]

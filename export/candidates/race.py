@@ -1,7 +1,8 @@
 """Timing of candidates against the original, interleaved: all briefly for the choice, the chosen one at length."""
 
+import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -16,7 +17,7 @@ from laconic.quantization.graph import Graph
 from laconic.quantization.plan_file import digest_plan
 from laconic.tasks.task import Task
 from laconic.timing.benchmark import BATCHES, TRIAL_BATCHES, benchmark_sessions, measure_writing
-from laconic.timing.measurements import ORIGINAL, Timing, WritingSpeed
+from laconic.timing.measurements import DEFAULT_KNEE, ORIGINAL, Measurements, Timing, WritingSpeed, find_knee
 
 
 def race(
@@ -67,6 +68,29 @@ def time_candidates(
         speedups = {name: mean_speedup([each for each in times if each.engine == name]) for name in sessions}
         step.note = "; ".join(f"{name}: {speed:.2f} x" for name, speed in speedups.items() if name != ORIGINAL)
         return speedups
+
+
+def measure_chosen(
+    chosen: EngineCandidate, source: Source, task: Task, steps: Steps, seconds: Mapping[str, float]
+) -> Measurements:
+    """Time the chosen candidate and the original, and make the content of measured.json; without timings where the
+    engine is not on this machine. seconds: duration of each stage, by the key of its record."""
+    is_here = not chosen.option.reference
+    times, writing = time_chosen(chosen, source, task, steps) if is_here else ((), ())
+    timings = [time for time in times if time.engine == chosen.option.name]
+    return Measurements(
+        machine=this_machine(),
+        timings=times,
+        writing=writing,
+        # From the faster quartile of the runs: throughput is flat around the knee, and other load shifts medians.
+        knee=find_knee({time.batch: time.quartiles[0] for time in timings}) if timings else DEFAULT_KNEE,
+        stages=dict(steps.seconds),
+        peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        original_size=source.size,
+        arithmetic=dict(chosen.arithmetic),
+        products=chosen.products,
+        seconds=dict(seconds),
+    )
 
 
 def time_chosen(
