@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -107,7 +108,10 @@ def test_a_rank_that_is_killed_and_a_run_that_is_told_to_stop_go_on_from_their_s
     assert "rank 1 was killed by SIGKILL: all ranks start again, from the last snapshot" in run.stderr
     assert "from the snapshot after step 2" in run.stderr
     assert "is damaged" not in run.stderr
+    assert re.search(r"waited .* busy .* to .* sends \d", run.stderr)
     check_losses(folder)
+    lines = read_lines(folder / "tuned" / "training" / "train.jsonl")
+    assert [len(line["ranks"]) for line in lines] == [2] * 6 + [0] * 2
 
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")

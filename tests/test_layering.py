@@ -382,7 +382,11 @@ def test_the_base_install_is_enough_for_the_command_line_and_every_package_is_de
 
 
 PRIVATE = re.compile(r"\btorch(?:\.\w+)*\._[a-z]\w*(?<!_)\b")
-DOCUMENTED = {"torch.cuda.memory._record_memory_history", "torch.cuda.memory._dump_snapshot"}
+DOCUMENTED = {
+    "torch.cuda.memory._record_memory_history",
+    "torch.cuda.memory._dump_snapshot",
+    "torch.utils._python_dispatch",
+}
 """What torch documents for its users under a name with an underscore, having no other."""
 
 

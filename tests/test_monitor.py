@@ -340,6 +340,7 @@ def test_energy_is_the_difference_of_the_device_s_counter():
     usage = energy.usage
     assert (usage.joules, usage.source, usage.joules_per_unit) == (60.0, "counter", 1.5)
     assert (usage.busy, fake.running) == (0.5, -1)
+    assert (energy.read_busy(), energy.read_busy()) == (0.5, None)
     energy.close()
     assert energy.usage is usage
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from laconic.cache import Cache
 from train.offload.chunked_loops import chunks, sample_chunks
 from train.offload.memory_accounting import account_as
+from train.parallel.collective_traffic import find_tensors
 from train.planner import device_rates as rates_module
 from train.planner.device_rates import (
     DeviceRates,
@@ -22,7 +23,7 @@ from train.planner.device_rates import (
 )
 from train.planner.memory_timeline import AllocationLog
 from train.planner.simulate import AllocationTracker, make_fake_mode
-from train.planner.step_cost import CostMeter, StepCost, count_bytes, find_tensors
+from train.planner.step_cost import CostMeter, StepCost, count_bytes
 
 FLAT = {"amounts": (1.0, 1e15), "seconds": (1e-9, 1e6)}
 """A second for 10^9 of anything, from 1 on."""

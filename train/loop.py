@@ -82,7 +82,7 @@ def run_steps(
         batches, done, is_ended = iter(loader), first, False
         begin, waited = time.perf_counter(), loader.waited
         while True:
-            batch = None if is_ended else wait_for_batch(batches, stop)
+            batch = None if is_ended else wait_for_batch(state, batches, stop)
             is_interrupted = state.strategy.any(stop.is_set())
             if is_interrupted or batch is None:
                 break
@@ -96,7 +96,8 @@ def run_steps(
             pending.put(loss, make_report(state, batch, done, rate, now - begin, waiting, is_skipped=loss is None))
             if settings.eval_every and done % settings.eval_every == 0 and done < settings.steps:
                 pending.publish()
-                with suppress(Interrupted):  # all ranks leave the evaluation at once, and stop before the next step
+                # All ranks leave the evaluation at once, and stop before the next step.
+                with suppress(Interrupted), state.phase("evaluation"):
                     finished.append(settings.evaluate(done))
                 now = time.perf_counter()
             begin, waited = now, loader.waited
@@ -116,7 +117,7 @@ def run_steps(
 def take_step(state: TrainState, batch: Batch, settings: LoopSettings, number: int) -> Tensor | None:
     """Take the step with a number, counted from 0, and return its loss."""
     torch.manual_seed(step_seed(settings.seed, number))
-    with translate_memory_errors():
+    with translate_memory_errors(), state.phase("step"):
         loss = train_step(state, batch, max_grad_norm=settings.max_grad_norm)
     state.scheduler.step()
     return loss
@@ -231,10 +232,10 @@ def catch_signals() -> Iterator[StopRequest]:
             signal.signal(number, handler)
 
 
-def wait_for_batch(batches: Iterator[tuple[int, Batch]], stop: StopRequest) -> Batch | None:
+def wait_for_batch(state: TrainState, batches: Iterator[tuple[int, Batch]], stop: StopRequest) -> Batch | None:
     """Return the next batch; None after the last one, and where a request to stop ends the wait."""
     try:
-        with stop.end_wait():
+        with state.phase("data"), stop.end_wait():
             _, batch = next(batches, (0, None))
             return batch
     except Interrupted:

@@ -16,6 +16,7 @@ from train.callbacks.monitor import Progress, StepMeter
 from train.callbacks.run_estimate import ReportPace, RunEstimate
 from train.callbacks.tensorboard import TensorBoard
 from train.callbacks.trace import MemorySnapshot, Profile, chain_phases, nvtx_phase
+from train.parallel.rank_meter import RankMeter
 from train.parallel.ranks import Ranks
 from train.settings import TrainingComponents
 from train.step.train_state import TrainState
@@ -50,44 +51,54 @@ def observe(
     *,
     start: int,
 ) -> Iterator[list[RunLog]]:
-    """Attach the observers of a run, and of the phases of its steps, for the body, on its first rank; they are closed
-    after it. Phases of steps are observed, too.
+    """Attach the observers of a run, and of the phases of its steps, for the body; they are closed after it. The first
+    rank shows and writes; of several, each measures itself.
 
     folder: for logs and traces. start: steps that were done before it was resumed.
     """
-    if not ranks.is_first:
-        yield []
-        return
     settings = settings or ObserverSettings()
-    if settings.report_start is not None:
-        settings.report_start(start)
-    flops = make_flops(state, components, cache)
-    meter = StepMeter(state.device, flops)
-    profile = Profile(folder / TRACE, state.device) if settings.trace else None
-    makers: list[Callable[[], RunLog]] = [lambda: profile] if profile else []
-    makers += [
-        lambda: Progress(state.scheduler.steps, meter, start=start, quiet=settings.quiet),
-        lambda: Journal(folder / LOG, meter, start=start),
-        lambda: Energy.of(state.device),
-    ]
-    if tell := settings.report_pace:
-        makers.append(lambda: RunEstimate(state.scheduler.steps, tell, start=start))
-    if settings.tensorboard:
-        makers.append(lambda: TensorBoard(folder / BOARD, meter, start=start))
-    if settings.memory:
-        makers.append(lambda: MemorySnapshot(folder, state.device))
-    phases = [
-        flops.phase,
-        *([nvtx_phase(state.device)] if settings.nvtx else []),
-        *([profile.phase] if profile else []),
-    ]
     with ExitStack() as stack:
-        stack.enter_context(state.observe_phases(chain_phases(*phases)))
         observers: list[RunLog] = []
-        for make in makers:
-            observers.append(make())
-            stack.callback(observers[-1].close)
+
+        def add(observer: RunLog) -> None:
+            observers.append(observer)
+            stack.callback(observer.close)
+
+        energy = Energy.of(state.device)
+        rank_meter = RankMeter(ranks, energy)
+        phases = [nvtx_phase(state.device)] if settings.nvtx else []
+        add(energy)
+        if ranks.world > 1:
+            add(rank_meter)
+            phases.insert(0, rank_meter.phase)
+        if ranks.is_first:
+            if settings.report_start is not None:
+                settings.report_start(start)
+            flops = make_flops(state, components, cache)
+            phases.insert(0, flops.phase)
+            if settings.trace:
+                profile = Profile(folder / TRACE, state.device)
+                add(profile)
+                phases.append(profile.phase)
+            meter = StepMeter(state.device, flops, lambda: rank_meter.figures)
+            for make in list_reports(state, meter, folder, settings, start):
+                add(make())
+        stack.enter_context(state.observe_phases(chain_phases(*phases)))
         yield observers
+
+
+def list_reports(
+    state: TrainState, meter: StepMeter, folder: Path, settings: ObserverSettings, start: int
+) -> Iterator[Callable[[], RunLog]]:
+    """Yield what makes the observers that show the steps, or write about them."""
+    yield lambda: Progress(state.scheduler.steps, meter, start=start, quiet=settings.quiet)
+    yield lambda: Journal(folder / LOG, meter, start=start)
+    if report_pace := settings.report_pace:
+        yield lambda: RunEstimate(state.scheduler.steps, report_pace, start=start)
+    if settings.tensorboard:
+        yield lambda: TensorBoard(folder / BOARD, meter, start=start)
+    if settings.memory:
+        yield lambda: MemorySnapshot(folder, state.device)
 
 
 def make_flops(state: TrainState, components: TrainingComponents, cache: Cache) -> Flops:

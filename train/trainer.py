@@ -188,12 +188,17 @@ def make_loop_settings(
     callbacks: Sequence[StepCallback],
 ) -> LoopSettings:
     """Make the settings of the loop. losses: of each step so far, which the loop appends to."""
+
+    def save(done: int, wait: bool) -> None:
+        with state.phase("snapshot"):
+            save_snapshot(snapshots, state, losses[:done], wait=wait)
+
     return LoopSettings(
         steps=state.scheduler.steps,
         seed=training.seed + ranks.seed_rank * RANK_SEEDS,
         max_grad_norm=training.max_grad_norm,
         snapshot_every=training.snapshot_every,
-        save=lambda done, wait: save_snapshot(snapshots, state, losses[:done], wait=wait),
+        save=save,
         eval_every=every,
         evaluate=lambda done: evaluate(state, done),
         callbacks=callbacks,

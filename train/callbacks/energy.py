@@ -92,6 +92,7 @@ class Energy(RunLog):
         if nvml:
             self._start = nvml.joules()
             self._samples = [nvml.sample()]
+            self._read = 0
             self._thread.start()
 
     @classmethod
@@ -126,6 +127,16 @@ class Energy(RunLog):
         self._nvml.close()
         counted = None if self._start is None or end is None else end - self._start
         self.usage = summarize(self._samples, counted, self._units)
+
+    def read_busy(self) -> float | None:
+        """Return the mean share of the time, 0 to 1, with a running kernel since it was last read; None where the
+        device reports none, or was not sampled meanwhile."""
+        if self._nvml is None:
+            return None
+        latest = self._samples[self._read :]
+        self._read += len(latest)
+        busy = [sample.busy for sample in latest if sample.busy is not None]
+        return fmean(busy) if busy else None
 
     def describe(self) -> str:
         """Describe the usage in a line as "device busy 91 % of the time, 1200 J (counter)", or why there is none."""

@@ -2,6 +2,7 @@
 
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from rich.text import Text
 from laconic.units import format_binary_bytes, format_clock, format_percent, format_rate
 from train.callbacks.callback import RunLog, StepReport
 from train.callbacks.flops import Flops
+from train.callbacks.rank_figures import RankFigures, describe_ranks
 
 if sys.platform != "win32":
     import resource
@@ -27,7 +29,8 @@ class StepFigures:
     """Figures derived from the report of a step.
 
     speed: throughput per second, in `unit`. idle: share of the time, 0 to 1, that the device waited for data. mfu:
-    model FLOPs utilization, 0 to 1; None without a counter. memory: peak bytes in use so far.
+    model FLOPs utilization, 0 to 1; None without a counter. memory: peak bytes in use so far. ranks: figures of each
+    rank; empty where there is one.
     """
 
     speed: float
@@ -35,14 +38,21 @@ class StepFigures:
     idle: float
     mfu: float | None
     memory: int
+    ranks: tuple[RankFigures, ...] = ()
 
 
 class StepMeter:
     """Derives the figures that all observers show. Resets the peak memory of a CUDA device."""
 
-    def __init__(self, device: torch.device, flops: Flops | None = None) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        flops: Flops | None = None,
+        read_ranks: Callable[[], tuple[RankFigures, ...]] = tuple,
+    ) -> None:
+        """read_ranks: returns the figures of all ranks in the step that is reported; none where there is one."""
         self._device = device
-        self._flops = flops
+        self._flops, self._read_ranks = flops, read_ranks
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
 
@@ -55,6 +65,7 @@ class StepMeter:
             idle=min(report.waited / seconds, 1.0),
             mfu=self._flops.utilization(report.count, seconds) if self._flops else None,
             memory=peak_memory(self._device),
+            ranks=self._read_ranks(),
         )
 
     def notes(self) -> list[str]:
@@ -157,6 +168,7 @@ class Progress(RunLog):
         figures += [
             f"peak {format_binary_bytes(measured.memory)}",
             f"waited {format_percent(self._waited.value / seconds)}",
+            *describe_ranks(measured.ranks),
         ]
         left = self._total - report.step
         return "  ".join([*figures, *([f"{format_clock(left * seconds)} left"] if left > 0 else [])])

@@ -1,5 +1,6 @@
 """An observer that writes the figures of a training run for TensorBoard."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 from laconic.registry import missing_package
@@ -36,6 +37,10 @@ class TensorBoard(RunLog):
         for name, value in figures.items():
             if value is not None:
                 self._writer.add_scalar(f"train/{name}", value, report.step)
+        for number, rank in enumerate(measured.ranks):
+            for name, share in asdict(rank).items():
+                if share is not None:
+                    self._writer.add_scalar(f"{name}/rank_{number}", share, report.step)
 
     def close(self) -> None:
         self._writer.close()

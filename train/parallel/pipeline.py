@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.pipelining import PipelineStage
 from torch.nn.functional import pad
 
 from laconic.errors import LaconicError, RecipeError
@@ -22,6 +21,7 @@ from laconic.models.repeated_layers import find_layer_lists
 from train.layerwise.layer_stack import mix_into
 from train.parallel.fully_sharded import check_shards, gather_root, shard_modules
 from train.parallel.mesh import Mesh, ScheduleName
+from train.parallel.observed_stage import ObservedStage, StepInputs
 from train.parallel.pipeline_schedules import SCHEDULES, check_rows, choose_rows, list_actions, measure_bubble
 from train.parallel.ranks import Ranks, RanksStrategy
 from train.parallel.stage_layers import (
@@ -44,16 +44,6 @@ T = TypeVar("T")
 
 # Where another rank has ended, they print their whole schedule; what happened stands in that rank's own message.
 logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
-
-
-@dataclass(frozen=True)
-class StepInputs:
-    """What the stages read during a step. batches: the micro-batches, the largest first. total: what the summed loss is
-    divided by. context: of each forward pass."""
-
-    batches: Sequence[Batch]
-    total: float
-    context: Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
@@ -177,11 +167,12 @@ class Pipeline(RanksStrategy):
             self.stages[stage] = StageModule([*self._layers[stage], *self._outside[stage]], run)
 
     def accumulate_gradients(self, state: SteppedModel, parts: Sequence[Batch], total: float) -> Tensor:
-        self._inputs = StepInputs(parts, total, partial(enter_forward, state))
+        self._inputs = StepInputs(parts, total, state)
         numbers, losses = torch.arange(len(parts)), list[Tensor]()
         schedule = self._make_schedule()
         try:
-            schedule.step(number=numbers, target=numbers, losses=losses, return_outputs=False)
+            with state.phase("pipeline"):
+                schedule.step(number=numbers, target=numbers, losses=losses, return_outputs=False)
         except RuntimeError as error:  # torch puts its own around what a stage raises
             if isinstance(error.__cause__, (LaconicError, torch.OutOfMemoryError)):
                 raise error.__cause__ from None
@@ -257,7 +248,7 @@ class Pipeline(RanksStrategy):
         batch = self._inputs.batches[number]
         hidden = None if received is None else received[: max(1, count_rows(batch))]
         stage_pass = StagePass(self._router, self.plan.layers[stage], hidden)
-        with self._inputs.context(), self._router.route(stage_pass):
+        with self._inputs.enter_forward(), self._router.route(stage_pass):
             try:
                 loss: Tensor = loss_module(batch) / self._inputs.total
                 stage_pass.check()
@@ -283,7 +274,7 @@ class Pipeline(RanksStrategy):
         """Build the schedule of this rank for hidden states of a shape."""
         loss, last = torch.empty((), device="meta", requires_grad=True), len(self._places) - 1
         stages = [
-            PipelineStage(
+            ObservedStage(
                 module,
                 stage,
                 len(self._places),
@@ -291,10 +282,16 @@ class Pipeline(RanksStrategy):
                 input_args=(hidden,) if stage else (),
                 output_args=(hidden if stage < last else loss,),
                 group=self._group,
+                phase=self._enter_phase,
             )
             for stage, module in self.stages.items()
         ]
         return self.kind.make_schedule(stages, micro_batches)
+
+    def _enter_phase(self, name: str) -> AbstractContextManager[Any]:
+        """Enter a phase of the step that is under way."""
+        assert self._inputs is not None
+        return self._inputs.state.phase(name)
 
     def _find_hidden(self, batch: Batch) -> Tensor:
         """Find the shape of the hidden states of a micro-batch, as a tensor without values."""
@@ -320,10 +317,3 @@ class Pipeline(RanksStrategy):
 def count_rows(batch: Batch) -> int:
     """Count the rows of a batch."""
     return next(iter(batch.values())).shape[0]
-
-
-@contextmanager
-def enter_forward(state: SteppedModel) -> Iterator[None]:
-    """Enter what the forward pass of a micro-batch is run in."""
-    with state.phase("forward"), state.forward_context():
-        yield

@@ -2,14 +2,14 @@
 
 from collections import deque
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from train.offload.memory_accounting import account_as
 from train.parallel.mesh import Mesh
-from train.parallel.pipeline import Pipeline, StepInputs, enter_forward
+from train.parallel.observed_stage import StepInputs
+from train.parallel.pipeline import Pipeline
 from train.parallel.ranks import Ranks
 from train.step.gradient_norm import to_shard
 from train.step.objective import Batch
@@ -34,7 +34,7 @@ class SimulatedPipeline(Pipeline):
         return self._hidden.nbytes
 
     def accumulate_gradients(self, state: SteppedModel, parts: Sequence[Batch], total: float) -> Tensor:
-        self._inputs = StepInputs(parts, total, partial(enter_forward, state))
+        self._inputs = StepInputs(parts, total, state)
         self._hidden = self._find_hidden(parts[0])
         (stage,) = self._own
         with account_as(category="activations"):

@@ -1,17 +1,15 @@
 """The time of a training step: a roofline estimate from FLOPs and bytes of its operations and the device's rates."""
 
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
 from train.offload.memory_accounting import current_account
+from train.parallel.collective_traffic import COLLECTIVES, count_sent, find_group, find_tensors
 from train.parallel.mesh import Axis
 from train.planner.device_rates import DeviceRates
 
@@ -21,8 +19,6 @@ FREE = frozenset(
 """Operations that read and write no bytes, besides those that are marked as views."""
 STEPPING = "stepping"
 """The phase that the optimizer's own operations are counted in, wherever in the step they run."""
-COLLECTIVES = ("c10d", "_c10d_functional")
-"""Namespaces of the operations that send to other ranks."""
 ATTENTION = ("scaled_dot_product", "flash_attention")
 
 
@@ -97,11 +93,9 @@ class CostMeter:
             cost.flops += account.times * flops
 
     def add_traffic(self, cost: StepCost, func: Any, args: Any, outputs: list[Tensor], times: int) -> None:
-        """Add the bytes of a collective: of the largest of its tensors, and twice that where each rank gets the sum."""
+        """Add the bytes that a rank sends in a collective, if its ranks are very many."""
         axis = self.groups.get(find_group(args))
-        amount = times * max((tensor.nbytes for tensor in (*find_tensors(args), *outputs)), default=0)
-        if "reduce" in func.name() and "scatter" not in func.name():
-            amount *= 2
+        amount = times * count_sent(func, [*find_tensors(args), *outputs])
         if axis == "shard":
             cost.shard += amount
         elif axis == "tensor":
@@ -113,15 +107,6 @@ class CostMeter:
         if key not in self._passes:
             self._passes[key] = rates.passes(float(touched))
         return self._passes[key]
-
-
-def find_group(args: Iterable[Any]) -> str:
-    """Find the name of the process group among the arguments of a collective; empty without one."""
-    for value in args:
-        if isinstance(value, torch.ScriptObject):
-            with suppress(RuntimeError, TypeError):
-                return str(dist.ProcessGroup.unbox(value).group_name)
-    return next((value for value in reversed([*args]) if isinstance(value, str)), "")
 
 
 @cache
@@ -148,23 +133,6 @@ def count_flops(func: Any, args: Any, kwargs: Any, out: Any) -> float:
     query, key = (first[1], first[2]) if backward else (first[0], first[1])
     batch, heads, rows, width = query.shape
     return 4.0 * batch * heads * rows * key.shape[2] * width * (2.5 if backward else 1.0)
-
-
-def find_tensors(value: Any) -> list[Tensor]:
-    """Find the tensors in nested tuples, lists and dicts."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = value.values()
-    elif not isinstance(value, (tuple, list)):
-        return []
-    tensors: list[Tensor] = []
-    for item in value:
-        if isinstance(item, Tensor):
-            tensors.append(item)
-        elif isinstance(item, (tuple, list, dict)):
-            tensors += find_tensors(item)
-    return tensors
 
 
 def count_bytes(values: list[Tensor]) -> int:

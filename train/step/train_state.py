@@ -17,7 +17,9 @@ from train.step.parallel_strategy import ParallelStrategy
 from train.step.trained_modules import TrainedModules
 
 PhaseContext = Callable[[str], AbstractContextManager[Any]]
-"""A context for a phase of a step by its name: "forward", "backward", "optimizer"."""
+"""A context for a phase of a run by its name: "data", "snapshot", "evaluation", and "step", in which are "forward",
+"backward" and "optimizer". With a pipeline, "forward" and "backward" are in "stage 0" and so on, and these in
+"pipeline"."""
 
 
 def ignore_phase(name: str) -> AbstractContextManager[None]:
