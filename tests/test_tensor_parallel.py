@@ -251,14 +251,15 @@ def together(folder, alone):
 
 @pytest.mark.parametrize("name", [*RUNS, *FOUR])
 def test_ranks_with_parts_of_layers_learn_as_one_process(name, together, alone):
+    """Norms to 1e-5 of themselves: rounding made 1.2e-5 of one of 3.05 on a processor with AVX2 alone."""
     for figures in together[2 if name in RUNS else 4]:
         expected = alone[name]
         assert figures[name]["losses"] == pytest.approx(expected["losses"], abs=1e-5)
-        assert figures[name]["norms"] == pytest.approx(expected["norms"], abs=1e-5)
+        assert figures[name]["norms"] == pytest.approx(expected["norms"], rel=1e-5)
         assert figures[name]["weights"] == pytest.approx(expected["weights"], rel=1e-3, abs=1e-4)
         resumed = figures[f"{name}, from one"]
         assert resumed["losses"] == pytest.approx(expected["losses"], abs=1e-5)
-        assert resumed["norms"] == pytest.approx(expected["norms"][KEPT:], abs=1e-5)
+        assert resumed["norms"] == pytest.approx(expected["norms"][KEPT:], rel=1e-5)
 
 
 @pytest.mark.parametrize("name", [*RUNS, *FOUR])
