@@ -76,7 +76,7 @@ def test_the_likeliest_tokens_of_a_text_are_dictionaries_with_the_token_itself(
         chunks = list(client.completions.create(**ONCE, logprobs=2, stream=True))
         alone = client.completions.create(**ONCE, logprobs=0).choices[0].logprobs
     assert whole is not None
-    assert whole.tokens == ["a", r"bytes:\xf0", r"bytes:\x9f", r"bytes:\x98", r"bytes:\x80"]
+    assert whole.tokens == ["a", r"bytes:\xf0", r"bytes:\x9f", r"bytes:\x98", r"bytes:\x80", "<|end|>"]
     assert whole.top_logprobs == [{"!": -0.5, '"': -1.5, token: -0.25} for token in whole.tokens]
     streamed = [each for chunk in chunks if (part := chunk.choices[0].logprobs) for each in part.top_logprobs or ()]
     assert streamed == whole.top_logprobs
