@@ -100,7 +100,8 @@ class RecordingWriter(TokenWriter):
     ) -> AsyncGenerator[TimedText, None]:
         """Yield what is said in a recording, segment by segment: in windows, each of which begins where the last
         segment of the one before ends. timed: how the model writes. The others: as `write` takes them."""
-        prompt = [each for each in prefix if each != timed.timestamps.first - 1]
+        untimed = timed.timestamps.first - 1  # the token that says that an answer has no timestamps
+        prompt = [token for token in prefix if token != untimed]
         start = 0
         while start < recording.steps:
             window = TimedWindow(timed.timestamps.first, recording.count_steps(start))

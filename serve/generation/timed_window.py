@@ -33,7 +33,7 @@ class Timestamps(Protocol):
 
     @property
     def first(self) -> int:
-        """The token of a window's beginning, which all others follow."""
+        """The token of a window's beginning, which all others follow; that before it says that an answer has none."""
 
 
 class TimedWriting(Protocol):
