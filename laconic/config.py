@@ -8,7 +8,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from laconic import registry
-from laconic.errors import MissingPackage, RecipeError, UntrustedCode, UsageError
+from laconic.errors import MissingPackage, RecipeError, UntrustedCode, UsageError, did_you_mean
 from laconic.files import read_bounded
 
 PATHS = ("calibrate", "train", "evaluate")
@@ -143,7 +143,7 @@ def explain_unknown_key(key: str, model: type[BaseModel]) -> str:
     if key in renamed:
         return f"key {key!r} is now called {renamed[key]!r}"
     missing: Mapping[str, str] = getattr(model, "missing", {})
-    return f"unknown key {key!r}. {missing.get(key) or registry.did_you_mean(key, model.model_fields)}"
+    return f"unknown key {key!r}. {missing.get(key) or did_you_mean(key, model.model_fields)}"
 
 
 class NamedSettings(Strict):

@@ -30,7 +30,8 @@ LaconicError                    1  500   base class: an error that the user can 
 A message states what happened, what was expected, and what to try.
 """
 
-from collections.abc import Collection
+import difflib
+from collections.abc import Collection, Iterable
 
 INTERRUPTS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 """What ends a program or a generator on purpose. Any other BaseException is a fault as an Exception is: PyO3 raises the
@@ -185,3 +186,10 @@ def list_causes(error: BaseException | None) -> list[BaseException]:
         causes.append(error)
         error = error.__cause__
     return causes
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a sentence that suggests the nearest known name, or lists all of them."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."

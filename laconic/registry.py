@@ -5,15 +5,14 @@ recipe that is trusted, an address "their.package:Thing" works in place of the n
 line. Nothing else that is read can name code.
 """
 
-import difflib
 import pkgutil
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from laconic.errors import MissingPackage, UntrustedCode, UsageError
+from laconic.errors import MissingPackage, UntrustedCode, UsageError, did_you_mean
 
 PACKAGES = ("laconic", "train", "compress", "export", "serve")
 """The top-level packages that are installed together."""
@@ -264,6 +263,7 @@ RENAMED: dict[str, dict[str, str]] = {
 }
 """By kind, names of earlier versions and today's: an old name is refused with the new one."""
 
+
 PACKAGES_OF_EXTRA = {
     "compress": (
         "torch",
@@ -296,13 +296,6 @@ PACKAGES_OF_EXTRA = {
 
 EXTRAS = {package: extra for extra, packages in PACKAGES_OF_EXTRA.items() for package in packages}
 """The extra of Laconic that installs a package, by the package's import name."""
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a sentence that suggests the nearest known name, or lists all of them."""
-    known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}."
 
 
 def describe_unknown(kind: str, name: str) -> str:

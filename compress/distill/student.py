@@ -10,9 +10,8 @@ from torch import nn
 
 from compress.statistics.layer_weights import weight_matrix
 from compress.transformer.surgery import BLOCKS, keep_blocks, keep_units
-from laconic import registry
 from laconic.artifacts.record import Record
-from laconic.errors import RecipeError, SourceError
+from laconic.errors import RecipeError, SourceError, did_you_mean
 from laconic.models import wrappers
 from laconic.models.anatomy import Site, anatomy, iterate_configs
 from laconic.models.checkpoint import Checkpoint, prepare
@@ -101,7 +100,7 @@ class Student(TorchStage):
         known = set(config).union(*(nested.to_dict() for _, nested in iterate_configs(checkpoint.module)))
         for key in self.config:
             if key not in known:
-                raise RecipeError(f"config: the model's config has no key {key!r}. {registry.did_you_mean(key, known)}")
+                raise RecipeError(f"config: the model's config has no key {key!r}. {did_you_mean(key, known)}")
         source = {**source, "config": {**config, **self.config}}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(context.seed)

@@ -22,11 +22,10 @@ from compress.quantize.ranges import RANGE_METHODS, RANGES
 from compress.quantize.tensor_statistics import Histogram
 from compress.statistics.layer_inputs import observe_inputs
 from laconic.config import NamedSettings
-from laconic.errors import RecipeError, UsageError
+from laconic.errors import RecipeError, UsageError, did_you_mean
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.signature import call
 from laconic.recipes.stage import Property, TorchContext
-from laconic.registry import did_you_mean
 from laconic.tasks.task import Task
 from train.step.objective import to_tensors
 from train.step.train_state import StepCallback, TrainState

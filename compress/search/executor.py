@@ -7,10 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from laconic import registry
 from laconic.cache import Cache
 from laconic.clusters.ray_cluster import connect_ray
-from laconic.errors import RuntimeFailure, UsageError
+from laconic.errors import RuntimeFailure, UsageError, did_you_mean
 from laconic.hashing import hash_of
 from laconic.models.source import Source
 from laconic.recipes.splits import SampleSplits
@@ -115,7 +114,7 @@ def open_executor(
     name, MissingPackage where Ray is not installed.
     """
     if name not in EXECUTORS:
-        raise UsageError(f"unknown executor {name!r}. {registry.did_you_mean(name, EXECUTORS)}")
+        raise UsageError(f"unknown executor {name!r}. {did_you_mean(name, EXECUTORS)}")
     if name == "local":
         yield LocalExecutor(context)
     else:

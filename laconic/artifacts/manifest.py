@@ -14,7 +14,7 @@ from laconic.artifacts.placement import Placement
 from laconic.artifacts.record import Record
 from laconic.artifacts.verdict import Comparison, Verdict
 from laconic.config import explain
-from laconic.errors import ArtifactError, CorruptArtifact, UnknownFormat
+from laconic.errors import ArtifactError, CorruptArtifact, UnknownFormat, did_you_mean
 from laconic.files import find_replaced
 from laconic.hashing import FileDigest
 from laconic.runtimes.runtime import Compute
@@ -78,7 +78,7 @@ class Manifest(BaseModel):
         kind = {"placement": "runtime"}.get(str(field.field_name), str(field.field_name))
         known = registry.TARGETS if kind == "target" else registry.TABLES[kind]
         if name not in known:
-            raise ValueError(f"unknown {kind} {name!r}. {registry.did_you_mean(name, known)}")
+            raise ValueError(f"unknown {kind} {name!r}. {did_you_mean(name, known)}")
         return name
 
     @field_validator("inputs", "outputs")

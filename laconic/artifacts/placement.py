@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, field_validator
 
 from laconic import registry
 from laconic.artifacts.verdict import Verdict
+from laconic.errors import did_you_mean
 from laconic.runtimes.runtime import Compute
 
 MARGIN = 1.05
@@ -34,7 +35,7 @@ class Placement(BaseModel):
     @classmethod
     def _registered(cls, name: str) -> str:
         if name not in registry.TABLES["runtime"]:
-            raise ValueError(f"unknown runtime {name!r}. {registry.did_you_mean(name, registry.TABLES['runtime'])}")
+            raise ValueError(f"unknown runtime {name!r}. {did_you_mean(name, registry.TABLES['runtime'])}")
         return name
 
     @property

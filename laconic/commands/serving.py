@@ -9,8 +9,7 @@ import typer
 from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
-from laconic.errors import UsageError
-from laconic.registry import did_you_mean
+from laconic.errors import UsageError, did_you_mean
 from laconic.units import format_binary_bytes, parse_bytes
 from serve.settings.server_settings import Settings
 

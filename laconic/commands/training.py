@@ -19,8 +19,7 @@ from laconic.commands.options import (
     parse_columns,
     print_json,
 )
-from laconic.errors import GoalMissed, UsageError
-from laconic.registry import did_you_mean
+from laconic.errors import GoalMissed, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from train.finetune.finetune import FinetuneResult

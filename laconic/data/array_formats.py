@@ -11,8 +11,7 @@ import numpy as np
 
 from laconic.arrays import Array
 from laconic.data.stored_rows import Row
-from laconic.errors import DataError, InputError
-from laconic.registry import did_you_mean
+from laconic.errors import DataError, InputError, did_you_mean
 from laconic.tasks.row_parsing import LABEL, SampleKind
 from laconic.tasks.task import Task
 from laconic.tensor import TensorSpec

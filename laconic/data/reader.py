@@ -15,7 +15,7 @@ from laconic.data.dataset import Dataset, Samples
 from laconic.data.rows import ParsedRow, digest_content, leave_in_file, parse_row
 from laconic.data.shards import list_shards
 from laconic.data.stored_rows import Row, StoredRows, TaskRows, rename_columns
-from laconic.errors import DataError
+from laconic.errors import DataError, did_you_mean
 from laconic.hardware import cores
 from laconic.hashing import hash_of
 from laconic.tasks.row_parsing import LABEL, is_file
@@ -97,12 +97,10 @@ def read_rows(path: Path, task: Task, columns: Mapping[str, str] | None = None) 
     """
     if not path.exists():
         near = [entry.name for entry in path.parent.glob("[!.]*")] if path.parent.is_dir() else []
-        raise DataError(f"there is no {path}. {registry.did_you_mean(path.name, near[:1000]) if near else ''}".rstrip())
+        raise DataError(f"there is no {path}. {did_you_mean(path.name, near[:1000]) if near else ''}".rstrip())
     kind = "folder" if path.is_dir() else path.suffix.lower()
     if kind not in registry.FORMATS:
-        raise DataError(
-            f"{path.name} is of an unknown format {kind!r}. {registry.did_you_mean(kind, registry.FORMATS)}"
-        )
+        raise DataError(f"{path.name} is of an unknown format {kind!r}. {did_you_mean(kind, registry.FORMATS)}")
     also = tuple(name for column in (columns or {}).values() for name in (column, column.partition(".")[0]))
     rows: Iterable[Row] = registry.resolve("format", kind)(path, task, also)
     return rows

@@ -15,7 +15,7 @@ from laconic import registry
 from laconic.artifacts.record import Record
 from laconic.cache import open_scratch_folder
 from laconic.config import explain
-from laconic.errors import CorruptArtifact, LaconicError, SourceError, UntrustedSource, UsageError
+from laconic.errors import CorruptArtifact, LaconicError, SourceError, UntrustedSource, UsageError, did_you_mean
 from laconic.files import replace_folder
 from laconic.hashing import hash_of, seal, unseal
 from laconic.models import builder as builders
@@ -72,9 +72,7 @@ def read_card(folder: Path, *, trust: bool) -> Card:
         raise SourceError(explain(error, f"{folder / CARD} does not fit its format")) from None
     kind, code = card.source.get("kind"), card.source.get("code")
     if not isinstance(kind, str) or kind not in BUILDABLE:
-        raise SourceError(
-            f"{folder} comes from a source of kind {kind!r}. {registry.did_you_mean(str(kind), BUILDABLE)}"
-        )
+        raise SourceError(f"{folder} comes from a source of kind {kind!r}. {did_you_mean(str(kind), BUILDABLE)}")
     if card.task not in registry.TASKS:
         raise SourceError(f"{folder}: {registry.describe_unknown('task', card.task)}. Save the checkpoint again")
     named = [str(card.source.get("builder"))] if kind == "builder" else []

@@ -3,9 +3,8 @@
 from collections.abc import Collection, Sequence
 from fnmatch import fnmatch
 
-from laconic.errors import RecipeError
+from laconic.errors import RecipeError, did_you_mean
 from laconic.quantization.graph import Layer
-from laconic.registry import did_you_mean
 
 
 def match_patterns(names: Collection[str], patterns: Sequence[str], key: str, what: str = "layer") -> set[str]:

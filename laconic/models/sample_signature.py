@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from laconic.arrays import Array, Arrays
-from laconic.errors import SourceError
+from laconic.errors import SourceError, did_you_mean
 from laconic.models.signature import call
-from laconic.registry import did_you_mean
 from laconic.tasks.row_parsing import LABEL
 from laconic.tensor import BATCH, TensorSpec
 

@@ -4,9 +4,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from laconic import registry
 from laconic.config import read_yaml
-from laconic.errors import RecipeError
+from laconic.errors import RecipeError, did_you_mean
 
 HOME = Path(__file__).parent
 
@@ -19,7 +18,7 @@ def find_recipe(recipe: Path) -> Path:
     if str(recipe) in known:
         return known[str(recipe)]
     raise RecipeError(
-        f"there is no recipe {recipe}, neither a file nor a ready recipe. {registry.did_you_mean(str(recipe), known)}"
+        f"there is no recipe {recipe}, neither a file nor a ready recipe. {did_you_mean(str(recipe), known)}"
     )
 
 

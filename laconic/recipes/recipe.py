@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from laconic import registry
 from laconic.config import NamedSettings, Strict, explain, read_yaml
-from laconic.errors import RecipeError, UntrustedCode
+from laconic.errors import RecipeError, UntrustedCode, did_you_mean
 from laconic.recipes.goal import Goal
 from laconic.recipes.ready import find_recipe
 from laconic.recipes.stage import Stage, TorchStage
@@ -132,7 +132,7 @@ class Recipe(Origin):
     @classmethod
     def _known_target(cls, target: str) -> str:
         if target not in registry.TARGETS:
-            raise ValueError(f"unknown target {target!r}. {registry.did_you_mean(target, registry.TARGETS)}")
+            raise ValueError(f"unknown target {target!r}. {did_you_mean(target, registry.TARGETS)}")
         return target
 
     @model_validator(mode="after")
@@ -146,8 +146,7 @@ class Recipe(Origin):
             engines = registry.TARGETS[self.target]
             if name not in engines:
                 raise ValueError(
-                    f"{key}: {name!r} is not an engine of target {self.target!r}. "
-                    f"{registry.did_you_mean(name, engines)}"
+                    f"{key}: {name!r} is not an engine of target {self.target!r}. {did_you_mean(name, engines)}"
                 )
         return self
 

@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from laconic.arrays import Array
-from laconic.errors import RuntimeFailure, UsageError
+from laconic.errors import RuntimeFailure, UsageError, did_you_mean
 from laconic.hashing import digest_file, hash_of
-from laconic.registry import did_you_mean
 from laconic.runtimes.onnx_file import (
     GraphInput,
     Weight,

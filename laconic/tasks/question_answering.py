@@ -10,9 +10,8 @@ import numpy as np
 from tokenizers import Encoding
 
 from laconic.arrays import Array, Arrays, first
-from laconic.errors import DataError, InputError
+from laconic.errors import DataError, InputError, did_you_mean
 from laconic.metrics import Scorer, make_mean_scorer
-from laconic.registry import did_you_mean
 from laconic.tasks.agreement import Agreement, compare_class
 from laconic.tasks.answer_comparison import Labels
 from laconic.tasks.null_answers import SURE, shuffle_rows

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from laconic.artifacts.artifact_signature import read_public_key
 from laconic.artifacts.download import fetch_artifact, is_address
 from laconic.artifacts.manifest import make_name
-from laconic.errors import UsageError
-from laconic.registry import did_you_mean
+from laconic.errors import UsageError, did_you_mean
 from serve.model_repository.versions import escape, explain_ambiguity
 from serve.settings.server_settings import Settings
 

@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from laconic.errors import UnknownModel
-from laconic.registry import did_you_mean
+from laconic.errors import UnknownModel, did_you_mean
 from serve.model_repository.model import Model
 
 

@@ -9,8 +9,7 @@ import logging
 import threading
 import time
 
-from laconic.errors import INTERRUPTS, ArtifactError, UnknownModel, UsageError, describe_error
-from laconic.registry import did_you_mean
+from laconic.errors import INTERRUPTS, ArtifactError, UnknownModel, UsageError, describe_error, did_you_mean
 from serve.model_repository.loader import open_version
 from serve.model_repository.model import Model
 from serve.model_repository.model_store import make_store

@@ -6,10 +6,9 @@ from pathlib import Path
 import torch
 
 from laconic.data.dataset import Dataset
-from laconic.errors import RecipeError
+from laconic.errors import RecipeError, did_you_mean
 from laconic.hardware import return_freed_memory
 from laconic.progress import Steps
-from laconic.registry import did_you_mean
 from train.callbacks.callback import RunLog
 from train.callbacks.journal import format_line, read_lines
 from train.finetune.evaluate import ROWS, evaluate

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import is_fake
 from transformers.pytorch_utils import Conv1D
 
 from laconic import registry
-from laconic.errors import RecipeError
+from laconic.errors import RecipeError, did_you_mean
 from laconic.models.adapter import Adapter
 from laconic.models.repeated_layers import find_layers
 from laconic.progress import hide_library_messages
@@ -175,7 +175,7 @@ def select_targets(module: nn.Module, targets: Sequence[str] | None) -> list[str
         ends = {target: [name for name in linear if f".{name}".endswith(f".{target}")] for target in targets}
         for target, matches in ends.items():
             if not matches:
-                hint = registry.did_you_mean(target, {name.rpartition(".")[2] for name in linear})
+                hint = did_you_mean(target, {name.rpartition(".")[2] for name in linear})
                 raise RecipeError(f"targets: there is no linear layer {target!r} in {type(module).__name__}. {hint}")
         names = [name for name in linear if any(name in matches for matches in ends.values())]
     uses = Counter(id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False))

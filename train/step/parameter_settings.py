@@ -7,9 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from laconic.errors import RecipeError
+from laconic.errors import RecipeError, did_you_mean
 from laconic.models.repeated_layers import find_layers
-from laconic.registry import did_you_mean
 
 COMPILED = "_orig_mod."
 """What torch.compile puts into the names of parameters."""
