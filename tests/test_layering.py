@@ -187,6 +187,28 @@ def test_there_is_no_import_cycle_between_modules_or_packages():
     sorted_or_cycle(graph)
 
 
+LONGEST_MODULE, LONGEST_FUNCTION = 330, 50
+"""Lines."""
+LONGER = {
+    "laconic/registry.py": "the tables of all names that users write",
+    "laconic/commands/training.py:finetune": "a parameter is an option",
+}
+"""What may be longer, and why."""
+
+
+def test_modules_and_functions_are_no_longer_than_the_limits():
+    longer = set()
+    for module, path in MODULES.items():
+        name = path.relative_to(HOME).as_posix()
+        if len(path.read_text().splitlines()) > LONGEST_MODULE:
+            longer.add(name)
+        for node in nodes_in(module):
+            is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+            if is_function and node.end_lineno - node.lineno >= LONGEST_FUNCTION:
+                longer.add(f"{name}:{node.name}")
+    assert longer == set(LONGER)
+
+
 LONGEST_CHAIN = 13
 """The most modules of ours that may import one another in a row: whoever changes the last has to know of the first."""
 

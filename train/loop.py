@@ -91,16 +91,14 @@ def run_steps(
             done += 1
             finished = [callback(done) for callback in settings.callbacks]
             pending.publish()
-            now = time.perf_counter()
-            waiting = loader.waited - waited
-            pending.put(loss, make_report(state, batch, done, rate, now - begin, waiting, is_skipped=loss is None))
+            times = time.perf_counter() - begin, loader.waited - waited
+            pending.put(loss, make_report(state, batch, done, rate, *times, is_skipped=loss is None))
             if settings.eval_every and done % settings.eval_every == 0 and done < settings.steps:
                 pending.publish()
                 # All ranks leave the evaluation at once, and stop before the next step.
                 with suppress(Interrupted), state.phase("evaluation"):
                     finished.append(settings.evaluate(done))
-                now = time.perf_counter()
-            begin, waited = now, loader.waited
+            begin, waited = time.perf_counter(), loader.waited
             if settings.snapshot_every and done % settings.snapshot_every == 0:
                 pending.publish()
                 settings.save(done, False)

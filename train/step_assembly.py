@@ -43,10 +43,8 @@ def make_step_parts(
     module is changed in place: training mode, gradients for every floating-point parameter, float32. Raises RecipeError
     for layers that `tensor` or `pipeline` does not divide.
     """
-    if (tensor is not None or pipeline is not None) and not objective.takes_parts_of_layers:
-        raise RecipeError(
-            "mesh: preferences are learned by a whole model on each rank, and tensor or pipeline cuts it. Leave it out"
-        )
+    if tensor is not None or pipeline is not None:
+        check_parts(objective)
     for parameter in module.parameters():
         parameter.requires_grad_(parameter.is_floating_point())
     plan = make_plan(module, tensor.size()) if tensor is not None else None
@@ -78,6 +76,14 @@ def make_step_parts(
     for technique in techniques[len(first) :]:
         technique.apply(parts)
     return parts
+
+
+def check_parts(objective: Objective) -> None:
+    """Raise RecipeError where an objective needs a whole model on each rank."""
+    if not objective.takes_parts_of_layers:
+        raise RecipeError(
+            "mesh: preferences are learned by a whole model on each rank, and tensor or pipeline cuts it. Leave it out"
+        )
 
 
 def make_optimizer_builders(

@@ -92,9 +92,8 @@ def train(
 
     folder: of this run alone; the run is resumed from the snapshots in it. objective: the task's own by default.
     eval_every: steps between two evaluations; an epoch by default. conclude: called with the steps done at the end,
-    before the techniques are removed. logs: told of each step, beside the observers. Weights that an earlier stage
-    pruned, and no later one has changed, stay zero.
-    Raises TrainingFailure, OutOfMemory, RecipeError; KeyboardInterrupt after SIGTERM, with a snapshot on the disk.
+    before the techniques are removed. logs: told of each step, beside the observers. Pruned weights stay zero where no
+    later stage has changed them. Raises TrainingFailure, OutOfMemory, RecipeError; KeyboardInterrupt after SIGTERM.
     """
     cache, task, components = cache or Cache(), checkpoint.task, training.components()
     objective = objective or registry.resolve("objective", task.objective).of(task, dataset)

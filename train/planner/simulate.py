@@ -9,6 +9,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -73,12 +74,9 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = run_operation(func, args, kwargs or {})
         if func is torch.ops.aten.add.Tensor and self._adds_in_place(args[0], sys._getframe(2).f_back):
             self.log.resize(self.record(args[0])[0], 0)
-        if isinstance(out, Tensor):
-            self.record(out)
-        elif out is not None:
-            for value in tree_iter(out):
-                if isinstance(value, Tensor):
-                    self.record(value)
+        for value in (out,) if isinstance(out, Tensor) else tree_iter(out):
+            if isinstance(value, Tensor):
+                self.record(value)
         if self._meter is not None:
             self._meter(STEPPING if self._is_stepping else self.log.phase, func, args, kwargs or {}, out)
         return out
@@ -189,15 +187,11 @@ def track_position(tracker: AllocationTracker, state: TrainState) -> Iterator[No
         log.enter(log.phase, layer_of.get(shard, ""))
         tracker.assign(shard.grad, "gradients", beside=shard)
 
-    def register(parameter: nn.Parameter, call: Callable[[nn.Parameter, Tensor], None]) -> Any:
-        hook: Callable[[Tensor], None] = lambda gradient: call(parameter, gradient)  # noqa: E731
-        return parameter.register_hook(hook)  # type: ignore[no-untyped-call]
-
     for parameter in state.module.parameters():
         if isinstance(parameter, DTensor) and parameter.requires_grad:
             handles.append(parameter.register_post_accumulate_grad_hook(log_reduced))  # type: ignore[no-untyped-call]
         elif parameter.requires_grad:
-            handles.append(register(parameter, log_gradient))
+            handles.append(parameter.register_hook(partial(log_gradient, parameter)))  # type: ignore[no-untyped-call]
     handles.append(state.optimizer.register_step_pre_hook(lambda *_: tracker.mark_optimizer(True)))
     handles.append(state.optimizer.register_step_post_hook(lambda *_: tracker.mark_optimizer(False)))
     try:
