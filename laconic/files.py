@@ -60,6 +60,16 @@ def check_depth(content: Any) -> None:
     raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
 
 
+def follow_links(path: Path) -> Path:
+    """Return the absolute path that links lead to, so that it names the same file after a link has changed.
+
+    A link through /proc/PID/root leads to files of another container, which have no other path here: KServe mounts the
+    images of `oci://` so. Such a path stays as it is.
+    """
+    resolved = path.resolve()
+    return resolved if resolved.exists() and resolved.samefile(path) else path.absolute()
+
+
 def replace_file(path: Path, content: bytes) -> None:
     """Write a file as a whole: under a temporary name in the same folder first, then renamed."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")

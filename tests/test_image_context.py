@@ -2,8 +2,10 @@
 
 import json
 import re
+import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
 from artifacts import write_artifact, write_keys
 
@@ -43,6 +45,27 @@ def test_one_artifact_lies_at_models_and_several_in_folders_and_the_same_give_th
     app.repository.close()
     write_context([one, two], tmp_path / "image")
     assert {path.name for path in (tmp_path / "image/models").iterdir()} == {"one.laconic", "two.laconic"}
+
+
+def test_an_image_beside_the_server_is_served_through_a_link_to_its_root(tmp_path: Path) -> None:
+    """As KServe mounts `oci://`: a link to /proc/PID/root/models of a container whose file system is another one."""
+    write_context([write_artifact(tmp_path / "one.laconic")], tmp_path / "image")
+    mounted = tmp_path / "mounted"
+    mounted.mkdir()
+    command = f"mount -t tmpfs models {mounted} && cp -r {tmp_path}/image/models {mounted} && echo ready && sleep 60"
+    arguments = ["unshare", "--mount", "--kill-child", "--fork", "--pid", "sh", "-c", command]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as container:
+        assert container.stdout is not None
+        try:
+            if not container.stdout.readline():
+                pytest.skip("this user may not mount file systems")
+            (tmp_path / "models").symlink_to(
+                f"/proc/{psutil.Process(container.pid).children()[0].pid}/root{mounted}/models"
+            )
+            app = create_app([f"one={tmp_path / 'models'}"], Settings(workers=1))
+            app.repository.close()
+        finally:
+            container.kill()
 
 
 def test_what_is_damaged_unsigned_or_of_no_use_as_a_name_is_refused_and_nothing_is_written(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from laconic.artifacts.artifact_signature import check_signature
 from laconic.artifacts.golden_tokens import choose_golden_tokens
 from laconic.artifacts.manifest import MANIFEST, check_manifest_exists
 from laconic.errors import CorruptArtifact, MissingPackage, RuntimeFailure
+from laconic.files import follow_links
 from laconic.hashing import digest_file
 from serve.generation.generation_job import GenerationJob
 from serve.generation.generation_worker import GenerationWorker
@@ -148,9 +149,9 @@ def open_worker(
     executors, threads = settings.parallelism(name)
     job = GenerationJob(
         engine=GENERATOR,
-        model=str((artifact.path / placement.model).resolve()),
-        tokenizer=str((artifact.path / TOKENIZER).resolve()),
-        manifest=str((artifact.path / MANIFEST).resolve()),
+        model=str(follow_links(artifact.path / placement.model)),
+        tokenizer=str(follow_links(artifact.path / TOKENIZER)),
+        manifest=str(follow_links(artifact.path / MANIFEST)),
         digest=digest,
         context=context,
         cache_bytes=settings.kv_cache,
@@ -177,7 +178,7 @@ def open_backend(artifact: Artifact, settings: Settings, name: str, digest: str)
     executors, threads = settings.parallelism(name)
     environments = plan_workers(artifact, settings.workers)
     job = EngineJob(
-        path=str(artifact.path.resolve()),
+        path=str(follow_links(artifact.path)),
         digest=digest,
         sessions=max(1, executors // max(1, len(environments))),
         threads=threads,
