@@ -16,7 +16,7 @@ DRY ?=
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --maxprocesses 4 \
 	--dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-.PHONY: help install demo demo-chat test format bench gpu docs dist sbom clean
+.PHONY: help install demo demo-chat test format bench gpu docs dist sbom hashes clean
 
 help:           ## say what can be made
 	@sed -n 's/^\([a-z-]*\): .*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -66,5 +66,12 @@ sbom:           ## what a server depends on, as CycloneDX: sbom.cdx.json
 	.venv-sbom/tool/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file sbom.cdx.json \
 		.venv-sbom/serve/bin/python
 
+hashes:         ## the digests of what a server installs, in the versions of constraints.txt: deploy/requirements.txt
+	$(PYTHON) -m venv .venv-hashes
+	.venv-hashes/bin/python -m pip install --quiet uv==0.13.9
+	.venv-hashes/bin/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 \
+		--extra serve --extra cpu --extra generate --extra remote --extra otel --constraint constraints.txt \
+		--generate-hashes --no-annotate --custom-compile-command 'make hashes' --output-file deploy/requirements.txt
+
 clean:          ## everything that was made, save the environment
-	rm -rf .demo .gpu site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info .venv-sbom sbom.cdx.json
+	rm -rf .demo .gpu site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info .venv-sbom .venv-hashes sbom.cdx.json

@@ -78,6 +78,22 @@ def test_an_sdist_is_packed_to_the_same_bytes_whenever_and_by_whomever_its_files
     assert contents[0] == contents[1]
 
 
+def test_every_file_that_a_server_installs_has_a_digest_and_the_version_of_the_constraints() -> None:
+    """`make hashes` writes it."""
+    pins = dict(re.findall(r"^([\w.-]+)==(\S+)$", read("constraints.txt"), re.MULTILINE))
+    requirements = read("deploy/requirements.txt").replace("\\\n", "").splitlines()[2:]
+    names = set()
+    for line in requirements:
+        name, version, rest = re.fullmatch(r"([\w-]+)==(\S+) (.*)", line).groups()
+        assert pins.get(name, version) == version
+        assert re.fullmatch(r"(;[^-]*)?( *--hash=sha256:[0-9a-f]{64})+", rest), name
+        names.add(name)
+    extras = tomllib.loads(read("pyproject.toml"))["project"]["optional-dependencies"]
+    for extra in ("sign", "serve", "onnxruntime", "openvino", "generate", "remote", "otel"):
+        needed = {re.match(r"[\w-]+", each)[0] for each in extras[extra]} - {"laconic"}
+        assert needed <= names, extra
+
+
 def read_stages() -> dict[str, list[str]]:
     """The instructions of each stage of the Dockerfile by its name, those of several lines as one."""
     text = re.sub(r"\\\n *", "", re.sub(r"^#.*\n", "", read("Dockerfile"), flags=re.MULTILINE))
