@@ -2,7 +2,7 @@
 #   docker build -t laconic .                                          # serve, on a CPU, both engines
 #   docker build -t laconic --build-arg ENGINE=openvino .              # one engine
 #   docker build -t laconic-toolkit --target compress .                # the whole toolkit, for jobs
-#   docker build -t laconic-gpu --target gpu .                         # serve, on NVIDIA GPUs: never built so far
+#   docker build -t laconic-gpu --target gpu .                         # serve, on NVIDIA GPUs: not run on one so far
 ARG PYTHON=python:3.11-slim-bookworm
 ARG GPU_BASE=python:3.11-slim-bookworm
 
@@ -49,12 +49,15 @@ FROM ${GPU_BASE} AS install-gpu
 # The base has Python 3.11 or later; the extras name the engine (gpu or tensorrt), the wheels what it needs beside the driver.
 ARG GPU_EXTRAS=serve,gpu
 ARG GPU_WHEELS=onnxruntime-gpu[cuda,cudnn]
+ENV PIP_NO_CACHE_DIR=1
 COPY --from=source /src /src
-COPY --from=source /opt/sbom /opt/sbom
 WORKDIR /src
 RUN python3 -m venv /opt/laconic \
-    && /opt/laconic/bin/pip install --no-cache-dir -c constraints.txt ".[$GPU_EXTRAS]" "$GPU_WHEELS" \
-    && /opt/laconic/bin/pip uninstall --yes pip
+    && /opt/laconic/bin/pip install -c constraints.txt ".[$GPU_EXTRAS]" "$GPU_WHEELS" \
+    && /opt/laconic/bin/pip uninstall --yes pip \
+    && python3 -m venv /opt/sbom \
+    && /opt/sbom/bin/pip install cyclonedx-bom==7.5.0 \
+    && /opt/sbom/bin/cyclonedx-py environment --output-reproducible --output-file /opt/laconic/sbom.cdx.json /opt/laconic/bin/python
 
 FROM ${PYTHON} AS compress
 COPY --from=install-compress /opt/laconic /opt/laconic
