@@ -48,8 +48,10 @@ def test_the_workflow_runs_what_the_script_runs_on_every_python_that_is_supporte
     commands = "\n".join(step.get("run", "") for step in jobs["test"]["steps"])
     targets = re.findall(r"^make (\w+)", read(".ci/run"), re.MULTILINE)
     assert targets == re.findall(r"^make (\w+)", commands, re.MULTILINE)
-    oldest = tomllib.loads(read("pyproject.toml"))["project"]["requires-python"].removeprefix(">=")
-    assert jobs["test"]["strategy"]["matrix"]["python"][0] == oldest
+    project = tomllib.loads(read("pyproject.toml"))["project"]
+    versions = jobs["test"]["strategy"]["matrix"]["python"]
+    assert versions[0] == project["requires-python"].removeprefix(">=")
+    assert project["classifiers"] == [f"Programming Language :: Python :: {version}" for version in versions]
     for path in WORKFLOWS.glob("*.yml"):
         workflow = yaml.safe_load(path.read_text(encoding="utf-8"))
         assert workflow["permissions"] == {"contents": "read"}, path
@@ -113,6 +115,8 @@ def test_each_image_is_unprivileged_labelled_and_stopped_by_sigterm_and_the_last
         assert labels == {label for each in instructions for label in re.findall(r"(org\.[\w.]+)=", each)}, name
         assert any(each.startswith("HEALTHCHECK ") for each in instructions), name
         assert not any(each.startswith(("RUN", "ADD")) for each in instructions), name
+    for name in ("install-serve", "install-compress", "install-gpu"):
+        assert any("--output-file /opt/laconic/sbom.cdx.json" in each for each in stages[name]), name
     assert not re.search(r"https?://(?!download\.pytorch\.org|127\.0\.0\.1)", read("Dockerfile"))
     extras = tomllib.loads(read("pyproject.toml"))["project"]["optional-dependencies"]
     assert {"cpu", "openvino", "onnxruntime"} <= set(extras)
