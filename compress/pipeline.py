@@ -13,16 +13,18 @@ from typing import Any
 
 import torch
 
+from compress.checkpoint_report import (
+    WrittenCheckpoint,
+    compare_with_original,
+    find_missed_by_checkpoint,
+    write_report,
+)
 from export.lineage import Lineage, open_lineage, summarize_fidelity
 from export.pipeline import Result, write_artifact
-from export.report.report import render_checkpoint
 from export.sources import as_checkpoint_source
-from export.validation.drift import compare_outputs
-from export.validation.missed import describe_doubts
 from laconic.arrays import Array
 from laconic.artifacts.artifact import check_destination
-from laconic.artifacts.ledger import JSON, make_ledger
-from laconic.artifacts.manifest import REPORT
+from laconic.artifacts.ledger import make_ledger
 from laconic.artifacts.record import Record
 from laconic.artifacts.verdict import Comparison
 from laconic.cache import Cache
@@ -32,7 +34,6 @@ from laconic.models.checkpoint import BUILDABLE, Checkpoint, check_free
 from laconic.models.footprint import measure_footprint
 from laconic.models.torch_session import TorchSession
 from laconic.progress import Steps
-from laconic.recipes.goal import Goal, find_max_drop, required_tolerance
 from laconic.recipes.recipe import Recipe
 from laconic.recipes.splits import TestPart
 from laconic.recipes.stage import Property, Stage, TorchContext, TorchStage, find_made_properties
@@ -75,14 +76,10 @@ def torch_stages(recipe: Recipe) -> list[tuple[str, TorchStage]]:
 
 
 @dataclass(frozen=True)
-class CompressedCheckpoint:
-    """A compressed checkpoint, its folder, the content of its report.json, and a sentence for each part of the goal
-    that it does not meet."""
+class CompressedCheckpoint(WrittenCheckpoint):
+    """A compressed checkpoint that was written."""
 
     checkpoint: Checkpoint
-    path: Path
-    report: dict[str, Any]
-    missed: tuple[str, ...]
 
 
 def compress_checkpoint(
@@ -106,35 +103,19 @@ def compress_checkpoint(
         folder = lineage.job.folder / "checkpoint"
         checkpoint.save(folder)
         report = describe_checkpoint(lineage, checkpoint, comparison)
-        (folder / JSON).write_text(json.dumps(report, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-        (folder / REPORT).write_text(render_checkpoint(report, recipe), encoding="utf-8")
+        write_report(report, recipe, folder)
         replace_folder(folder, destination)
-    return CompressedCheckpoint(
-        checkpoint, destination, report, tuple(find_missed_by_checkpoint(comparison, report, recipe.goal))
-    )
+    missed = tuple(find_missed_by_checkpoint(comparison, report, recipe.goal))
+    return CompressedCheckpoint(destination, report, missed, checkpoint)
 
 
 def compare_checkpoint(lineage: Lineage) -> Comparison:
     """Compare the outputs of the checkpoint that the stages made with the original's, on the test samples."""
-    job = lineage.job
-    judge, task, goal = job.samples.judge, lineage.model.task, job.recipe.goal
+    judge, task = lineage.job.samples.judge, lineage.model.task
     with lineage.model.open(cores()) as session:
         outputs = predict(session, task, judge)
-    comparison = compare_outputs(
-        task,
-        lineage.reference(judge),
-        outputs,
-        task.label_samples(judge.samples, judge.labels),
-        tolerance=required_tolerance(task, goal),
-        max_drop=find_max_drop(goal),
-        per_row=judge.per_row,
-        seed=job.recipe.seed,
-    )
-    # The task's default tolerance is for artifacts; a checkpoint must meet only what the goal states.
-    asked = {"fidelity": goal.fidelity, "fidelity_worst": goal.worst, "metric_change": goal.max_drop}
-    required = {name: least for name, least in comparison.required.items() if asked.get(name) is not None}
-    against = f"model after {lineage.teacher}" if lineage.teacher else comparison.against
-    return comparison.model_copy(update={"subject": "checkpoint", "against": against, "required": required})
+    teacher = f"model after {lineage.teacher}" if lineage.teacher else ""
+    return compare_with_original(task, lineage.reference(judge), outputs, judge, lineage.job.recipe, teacher)
 
 
 def describe_checkpoint(lineage: Lineage, checkpoint: Checkpoint, comparison: Comparison) -> dict[str, Any]:
@@ -147,15 +128,6 @@ def describe_checkpoint(lineage: Lineage, checkpoint: Checkpoint, comparison: Co
         "licence": checkpoint.licence,
         "machine": this_machine().model_dump(mode="json"),
     }
-
-
-def find_missed_by_checkpoint(comparison: Comparison, report: dict[str, Any], goal: Goal) -> Iterator[str]:
-    """Yield a sentence for each part of the goal that a checkpoint does not meet."""
-    yield from comparison.failures
-    yield from describe_doubts(comparison, goal)
-    size = report["stages"][-1]["figures"]["bytes"]
-    if goal.max_size is not None and size > goal.max_size:
-        yield f"size is {size / 1e6:.1f} MB, the goal is {goal.max_size / 1e6:.1f} MB"
 
 
 def apply_stages(lineage: Lineage, stages: Sequence[tuple[str, TorchStage]]) -> None:

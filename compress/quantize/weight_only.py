@@ -30,6 +30,7 @@ class Weights(PlanStage):
     renamed: ClassVar[Mapping[str, str]] = {"group": "group_size"}
 
     breaks: ClassVar[frozenset[Property]] = frozenset({"ranges"})
+    rounds_layers: ClassVar[bool] = True
 
     bits: Literal[4, 8, 16] = 8
     embedding_bits: Literal[4, 8] = 8
@@ -110,6 +111,7 @@ class Gptq(PlanStage):
     }
 
     breaks: ClassVar[frozenset[Property]] = frozenset({"ranges"})
+    rounds_layers: ClassVar[bool] = True
 
     bits: Literal[4, 8] = 4
     embedding_bits: Literal[4, 8] = 8

@@ -24,7 +24,7 @@ from laconic.commands.options import (
 from laconic.errors import GoalMissed, UsageError
 
 if TYPE_CHECKING:
-    from compress.pipeline import CompressedCheckpoint
+    from compress.checkpoint_report import WrittenCheckpoint
     from export.formats.write import WrittenFormat
     from export.pipeline import Result
     from laconic.recipes.recipe import Recipe
@@ -122,9 +122,12 @@ def run_search(recipe: "Recipe", output: Path, seconds: float, executor: str, *,
 
 def run_recipe(recipe: "Recipe", output: Path, *, trust: bool, as_json: bool) -> None:
     """Run a recipe as it is, to an artifact or to a checkpoint."""
+    from compress.out_of_core.quantized_checkpoint import quantize_checkpoint
     from compress.pipeline import compress, compress_checkpoint
 
-    if recipe.to == "checkpoint":
+    if recipe.quantizes_checkpoint:
+        finish_checkpoint(quantize_checkpoint(recipe, output, trust=trust), as_json)
+    elif recipe.to == "checkpoint":
         finish_checkpoint(compress_checkpoint(recipe, output, trust=trust), as_json)
     else:
         finish(compress(recipe, output, trust=trust), as_json)
@@ -260,7 +263,7 @@ def finish(result: "Result", as_json: bool) -> None:
         )
 
 
-def finish_checkpoint(result: "CompressedCheckpoint", as_json: bool) -> None:
+def finish_checkpoint(result: "WrittenCheckpoint", as_json: bool) -> None:
     """Print a checkpoint that was written; raise GoalMissed for the parts of the goal that it does not meet."""
     from laconic.commands.tables import print_checkpoint
 

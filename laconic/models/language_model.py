@@ -84,12 +84,16 @@ class LanguageModel(WritingModel):
     ) -> dict[str, Tensor]:
         # In an export the size of the past is free, and asking for it would fix it.
         if past is None or (not torch.compiler.is_exporting() and past.shape[3] == 0):
-            logits: Tensor = cap_logits(self.head(self.hidden(input_ids)), self.logit_cap)
+            logits = self.compute_logits(self.hidden(input_ids))
         else:
             cache, model = make_cache(past), cast(Any, self.model)
             logits = model(input_ids=input_ids, position_ids=position_ids, past_key_values=cache, use_cache=True).logits
         described = dict(zip(OUTPUTS, describe_logits(logits, attention_mask, GROUPS), strict=True))
         return described | {LOG_LIKELIHOODS: measure_log_likelihoods(logits, input_ids)}
+
+    def compute_logits(self, states: Tensor) -> Tensor:
+        """Return the logits of scaled hidden states, as `hidden` returns them: [batch, seq, vocabulary]."""
+        return cap_logits(self.head(states), self.logit_cap)
 
     @torch.no_grad()
     def choose_next(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """The recipe of a compression: source, data, stages, target and goal. Read from YAML."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -12,7 +12,7 @@ from laconic.config import NamedSettings, Strict, explain, read_yaml
 from laconic.errors import RecipeError, UntrustedCode, did_you_mean
 from laconic.recipes.goal import Goal
 from laconic.recipes.ready import find_recipe
-from laconic.recipes.stage import Stage, TorchStage
+from laconic.recipes.stage import PlanStage, Stage, TorchStage
 from laconic.recipes.stage_order import check_order, find_stages_to_heal
 from laconic.tensor import TensorSpec
 
@@ -208,11 +208,14 @@ class Recipe(Origin):
                     raise RecipeError(
                         f"goal.{key} is for artifacts, which run on an engine. Leave it out for a checkpoint"
                     )
+            if rounds_layers([stage for _, stage in built]):
+                return self
             built = [(step, stage) for step, stage in built if stage.kind == "torch"]
             if not built:
                 raise RecipeError(
-                    "the checkpoint would be unchanged: no stage changes the module, and quantization is for "
-                    "artifacts. Name stages that prune, factorize or train"
+                    "the checkpoint would be unchanged: no stage changes the module, and a checkpoint is quantized by "
+                    "quantize.gptq or quantize.weights alone. Name one of them, or stages that prune, factorize or "
+                    "train"
                 )
         steps = [step for step, _ in built]
         lossy = any(isinstance(stage, TorchStage) and stage.lossy for _, stage in built)
@@ -221,6 +224,11 @@ class Recipe(Origin):
             for number in reversed(find_stages_to_heal([stage for _, stage in built], heal.make_stage())):
                 steps.insert(number + 1, heal.model_copy(deep=True))  # YAML would write one twice as an alias
         return self.model_copy(update={"stages": tuple(steps)})
+
+    @property
+    def quantizes_checkpoint(self) -> bool:
+        """Whether a checkpoint with quantized weights is written, a layer at a time."""
+        return self.to == "checkpoint" and rounds_layers(self.make_stages())
 
     def make_stages(self) -> tuple[Stage, ...]:
         """Make the stages with their settings. Raises RecipeError for an invalid one, or an invalid order."""
@@ -234,6 +242,11 @@ class Recipe(Origin):
         content["stages"] = [step.to_yaml_value() for step in self.stages]
         content["target"] = self.target
         return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+
+
+def rounds_layers(stages: Sequence[Stage]) -> bool:
+    """Return whether the only stage of a recipe rounds weights a layer at a time."""
+    return len(stages) == 1 and isinstance(stages[0], PlanStage) and stages[0].rounds_layers
 
 
 def find_defaults(stated: Mapping[str, Any]) -> dict[str, Any]:

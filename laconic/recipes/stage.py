@@ -138,6 +138,10 @@ class PlanStage(Stage):
 
     kind = "plan"
 
+    rounds_layers: ClassVar[bool] = False
+    """Whether the stage can round the weights of a language model a layer at a time, without a graph, and so write a
+    checkpoint."""
+
     @abstractmethod
     def plan(self, graph: Graph, context: PlanContext) -> PrecisionLadder:
         """Propose plans, the fastest first; for each engine the first that meets the goal is taken."""
