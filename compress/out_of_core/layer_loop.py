@@ -103,7 +103,11 @@ class LayerLoop:
         """Load what is neither a layer nor an embedding of tokens nor the head, for good: norms, places."""
         large = {id(part) for root in (stack, self.embeddings, self.head) for part in root.modules()}
         for part in self.model.model.modules():
-            if id(part) not in large and any(True for _ in part.parameters(recurse=False)) and not list(part.children()):
+            if (
+                id(part) not in large
+                and any(True for _ in part.parameters(recurse=False))
+                and not list(part.children())
+            ):
                 self.model.load(part)
 
     def _probe(self) -> None:
@@ -117,8 +121,8 @@ class LayerLoop:
     def _refuse(self, reason: str) -> SourceError:
         kind = type(self.model.model).__name__
         return SourceError(
-            f"the {kind} in {self.model.folder} {reason}, so that it cannot be run a layer at a time. Compress it to an "
-            f"artifact, with the whole model in memory"
+            f"the {kind} in {self.model.folder} {reason}, so that it cannot be run a layer at a time. Compress it to "
+            f"an artifact, with the whole model in memory"
         )
 
 

@@ -14,8 +14,8 @@ from compress.out_of_core.layer_loop import LayerLoop, observe_linear_inputs
 from compress.out_of_core.layer_rounding import InputMoments, find_linear, restore_linear, round_linear
 from compress.out_of_core.layer_settings import LayerSettings
 from laconic.arrays import Array, Arrays
-from laconic.models.language_model import measure_log_likelihoods
 from laconic.models.decoder_cache import describe_logits
+from laconic.models.language_model import measure_log_likelihoods
 from laconic.progress import Step, Steps
 from laconic.quantization.plan import QuantizedWeight
 from laconic.runtimes.predict import gather_rows
@@ -96,9 +96,7 @@ class LayerwiseRun:
         for index in range(len(self.texts), len(before.lengths)):
             yield self.loop.run(number, before.read(index))
 
-    def _round(
-        self, number: int, layer: nn.Module, moments: InputMoments
-    ) -> Iterator[tuple[str, Tensor]]:
+    def _round(self, number: int, layer: nn.Module, moments: InputMoments) -> Iterator[tuple[str, Tensor]]:
         """Round the linear modules of a layer in place; yield the tensors that they are stored as, by name."""
         linear = find_linear(layer)
         seen: set[str] = set()
@@ -142,7 +140,10 @@ class LayerwiseRun:
             ids, mask = (torch.from_numpy(text[name]) for name in ("input_ids", "attention_mask"))
             hidden = self.loop.finish(states.read(start + index))
             pieces = [self._describe(hidden, ids, mask, place) for place in range(0, ids.shape[1], TOKENS)]
-            yield np.array([index]), {name: np.concatenate([piece[name] for piece in pieces], axis=1) for name in pieces[0]}
+            yield (
+                np.array([index]),
+                {name: np.concatenate([piece[name] for piece in pieces], axis=1) for name in pieces[0]},
+            )
             step.advance()
 
     def _describe(self, hidden: Tensor, ids: Tensor, mask: Tensor, start: int) -> Arrays:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from safetensors.torch import save_file
 from torch import nn
 
@@ -70,7 +69,11 @@ def quantize_checkpoint(
             judge = with_own_targets(samples.judge, model.task)
             context = make_context(recipe, model, samples, scratch, cache, steps)
             step.note = f"{sum(file.stat().st_size for file in model.files) / 1e6:.1f} MB, {len(judge)} test samples"
-        texts = [each for dataset in draw_calibration_samples(context, settings.samples) for each in encode(dataset, model.task)]
+        texts = [
+            each
+            for dataset in draw_calibration_samples(context, settings.samples)
+            for each in encode(dataset, model.task)
+        ]
         work = cache.folder / f"layers-{context.key}"
         run = LayerwiseRun(loop, texts, encode(judge, model.task), settings, work)
         quantization = describe_quantization(run)
@@ -98,7 +101,15 @@ def make_context(
     config = read_source_json(model.folder / CONFIG)
     key = hash_of(describe_stage(step.name, stage), model.digest(), config, data, recipe.seed, environment_digest())
     return Context(
-        model.task, key, recipe.seed, folder, cache, steps, calibrate, calibrate, with_own_targets(samples.choose, model.task)
+        model.task,
+        key,
+        recipe.seed,
+        folder,
+        cache,
+        steps,
+        calibrate,
+        calibrate,
+        with_own_targets(samples.choose, model.task),
     )
 
 
@@ -160,7 +171,9 @@ def write_folder(run: LayerwiseRun, quantization: Mapping[str, Any], folder: Pat
     config = read_source_json(model.folder / CONFIG) | {"quantization_config": quantization}
     (folder / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
     for path in model.folder.iterdir():
-        if path.suffix in (".json", ".jinja", ".model", ".txt", ".md") and not path.name.endswith((".index.json", CONFIG)):
+        if path.suffix in (".json", ".jinja", ".model", ".txt", ".md") and not path.name.endswith(
+            (".index.json", CONFIG)
+        ):
             shutil.copyfile(path, folder / path.name)
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 import transformers
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
@@ -54,7 +53,7 @@ class ShardedModel:
 
     def find_path(self, part: nn.Module) -> str:
         """Find the path of a module in `model`."""
-        return next(path for path, module in self.model.named_modules() if module is part)
+        return next(str(path) for path, module in self.model.named_modules() if module is part)
 
     def read(self, names: list[str]) -> dict[str, Tensor]:
         """Read parameters by name, in the dtype in which they are stored."""
@@ -100,7 +99,9 @@ def open_sharded_model(folder: Path, *, trust: bool = False) -> ShardedModel:
             config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust)
             model = model_class(config, str(opened.task.auto_class)).from_config(config, trust_remote_code=trust)
     except (ValueError, KeyError, ImportError, AttributeError, TypeError) as error:
-        raise SourceError(f"transformers does not build the model in {folder}: {error}. Copy the folder again") from None
+        raise SourceError(
+            f"transformers does not build the model in {folder}: {error}. Copy the folder again"
+        ) from None
     module = LanguageModel(model.eval())
     task = cast(TextGeneration, opened.task.from_preprocessing(read_preprocessing(opened, model, module)))
     if count := count_embeddings(model):
@@ -118,7 +119,9 @@ def find_places(folder: Path, model: Any, files: list[Path]) -> dict[str, tuple[
                 for name in opened.keys():  # noqa: SIM118 - not a mapping
                     stored[name], shapes[name] = file, opened.get_slice(name).get_shape()
         except (SafetensorError, OSError) as error:
-            raise SourceError(f"{file} does not read as safetensors ({error}): it is cut short. Copy it again") from None
+            raise SourceError(
+                f"{file} does not read as safetensors ({error}): it is cut short. Copy it again"
+            ) from None
     state = model.state_dict(keep_vars=True)
     named = {id(value): name for name, value in state.items() if name in stored}
     places: dict[str, tuple[str, Path]] = {}
@@ -131,8 +134,8 @@ def find_places(folder: Path, model: Any, files: list[Path]) -> dict[str, tuple[
             )
         if shapes[origin] != list(value.shape):
             raise SourceError(
-                f"{origin} in {folder} has the shape {shapes[origin]}, and {list(value.shape)} by config.json. Expected "
-                f"the two of one model; copy the folder again"
+                f"{origin} in {folder} has the shape {shapes[origin]}, and {list(value.shape)} by config.json. "
+                f"Expected the two of one model; copy the folder again"
             )
         places[name] = (origin, stored[origin])
     return places
@@ -144,10 +147,10 @@ def keep_parameters_on_meta() -> Iterator[None]:
     embeddings, are computed as ever: no file has them."""
     register = nn.Module.register_parameter
 
-    def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is not None and not parameter.is_meta:
-            parameter = nn.Parameter(parameter.to("meta"), requires_grad=False)
-        register(module, name, parameter)
+    def register_on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and not param.is_meta:
+            param = nn.Parameter(param.to("meta"), requires_grad=False)
+        register(self, name, param)
 
     nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign]
     try:
