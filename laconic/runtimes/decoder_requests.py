@@ -101,6 +101,15 @@ class DecoderRequests:
                 target[place, :, width - length :] = array[source, :, array.shape[2] - length :]
         return arranged
 
+    def cut(self, past: Sequence[Array], tokens: int) -> list[Array]:
+        """Return a past without its last tokens."""
+        self._buffers.reverse()
+        rows, _, width, _ = past[0].shape
+        shorter = [self._place(index, rows, width - tokens) for index in range(len(self.cache))]
+        for target, array in zip(shorter, past, strict=True):
+            target[...] = array[:, :, :-tokens]
+        return shorter
+
     def _place(self, index: int, rows: int, width: int) -> Array:
         """Return where a part of the cache is to be written: in memory that is neither too small nor far too large."""
         part = self.cache[index]

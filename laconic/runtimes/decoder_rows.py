@@ -5,13 +5,14 @@ from dataclasses import dataclass, field
 
 from laconic.arrays import Array
 from laconic.runtimes.generator import GenerationRequest
+from laconic.runtimes.prompt_lookup import PromptLookup
 from laconic.runtimes.token_chooser import TokenChooser, measure_token
 
 
 @dataclass
 class DecoderRow:
     """A choice of a request. source: of its request, as the encoder made it. length: its tokens in the cache. token:
-    the one that is read next."""
+    the one that is read next. lookup: drafts its tokens while it is alone."""
 
     request: GenerationRequest
     index: int
@@ -19,6 +20,7 @@ class DecoderRow:
     source: Mapping[str, Array] = field(default_factory=dict)
     length: int = 0
     token: int = 0
+    lookup: PromptLookup | None = None
     is_cancelled: bool = False
     is_done: bool = False
 

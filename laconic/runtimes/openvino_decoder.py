@@ -1,4 +1,4 @@
-"""OpenVINO on the CPU, one token a step: rows are batched and tokens chosen here, so that any attention, any setting
+"""OpenVINO on the CPU, a token a step, or several that were drafted: rows are batched and tokens chosen here, so that any attention, any setting
 of sampling and encoder-decoders can be served; the cache is copied as rows join and leave, and its free part holds
 prefixes of texts that were read."""
 
@@ -20,9 +20,10 @@ from laconic.runtimes.generator import BlockLedger, GenerationRequest, Generator
 from laconic.runtimes.grammar import GrammarMatch, GrammarTokens
 from laconic.runtimes.openvino_genai import OpenVinoGenAi
 from laconic.runtimes.prefix_cache import PrefixCache
+from laconic.runtimes.prompt_lookup import PromptLookup
 from laconic.runtimes.runtime import Compute
 from laconic.runtimes.source_encoder import SourceEncoder
-from laconic.runtimes.token_chooser import TokenChooser, check_sampling
+from laconic.runtimes.token_chooser import ChosenToken, TokenChooser, check_sampling
 from laconic.tasks.generation_settings import GenerationSettings
 from laconic.tasks.timed_settings import TimedSettings
 
@@ -188,29 +189,50 @@ class OpenVinoDecoder(Generator):
         self.ledger.release(row.request.id, row.index)
 
     def _write(self, decoder: OpenDecoder) -> Sequence[TokenEvent]:
-        """Write a token of every row."""
+        """Write the next token of every row, and of one that is alone the tokens of its draft that are right."""
         self._arrange(decoder)
         if not self._rows:
             return []
-        ids = np.array([[row.token] for row in self._rows], np.int64)
+        draft = self._draft()
+        ids = np.array([[row.token, *draft] for row in self._rows], np.int64)
         lengths = np.array([row.length for row in self._rows], np.int64)
-        logits, self._past = decoder.rows.run(ids, lengths, self._past, self._sources)
-        for row in self._rows:
-            row.length += 1
-        return [self._choose(row, scores) for row, scores in zip(self._rows, logits[:, 0], strict=True)]
+        logits, self._past = decoder.rows.run(ids, lengths, self._past, self._sources, 1 + len(draft))
+        events = [self._choose(row, scores, draft) for row, scores in zip(self._rows, logits, strict=True)]
+        for row, event in zip(self._rows, events, strict=True):
+            row.length += 1 + event.accepted
+        if wrong := len(draft) - events[0].accepted:
+            self._past = decoder.rows.cut(self._past, wrong)
+        return events
 
-    def _choose(self, row: DecoderRow, logits: Array) -> TokenEvent:
-        """Choose the next token of a row, which may end with it."""
-        chosen = row.chooser.choose(logits)
-        if chosen.finish_reason is not None:
+    def _draft(self) -> list[int]:
+        """Draft the next tokens of a row that is alone: several rows read the weights together anyway."""
+        if len(self._rows) > 1 or self._encoder is not None:
+            return []
+        (row,) = self._rows
+        row.lookup = row.lookup or PromptLookup(row.chooser.tokens)
+        return row.lookup.propose(row.chooser.left - 1)
+
+    def _choose(self, row: DecoderRow, logits: Array, draft: Sequence[int] = ()) -> TokenEvent:
+        """Choose the next token of a row, which may end with it, and one more behind each token of the draft that was
+        chosen too: the same tokens as without, however they are chosen. logits: [1 + draft, vocabulary]."""
+        chosen: list[ChosenToken] = []
+        for scores, drafted in zip(logits, (*draft, None), strict=True):
+            chosen.append(row.chooser.choose(scores))
+            if chosen[-1].finish_reason is not None or chosen[-1].token != drafted:
+                break
+        reason = chosen[-1].finish_reason
+        if reason is not None:
             self._end(row)
+        accepted = len(chosen) - 1
+        if row.lookup is not None:
+            row.lookup.learn(len(draft), accepted)
+        tokens = tuple(each.token for each in chosen if each.token is not None)
+        row.token = tokens[-1] if tokens else row.token
+        sampling = row.request.sampling
+        logprobs = tuple(each.logprob for each in chosen[: len(tokens)]) if sampling.logprobs else ()
+        likeliest = tuple(each.likeliest for each in chosen[: len(tokens)]) if sampling.top_logprobs else ()
         key = (row.request.id, row.index)
-        if chosen.token is None:
-            return TokenEvent(*key, (), finish_reason=chosen.finish_reason)
-        row.token = chosen.token
-        logprobs = (chosen.logprob,) if row.request.sampling.logprobs else ()
-        likeliest = (chosen.likeliest,) if row.request.sampling.top_logprobs else ()
-        return TokenEvent(*key, (chosen.token,), logprobs, chosen.finish_reason, likeliest)
+        return TokenEvent(*key, tokens, logprobs, reason, likeliest, drafted=len(draft), accepted=accepted)
 
     def _read(self, decoder: OpenDecoder) -> Sequence[TokenEvent]:
         """Read pieces of prompts; choose the first tokens of those that are read to their end, which then join."""
@@ -250,7 +272,7 @@ class OpenVinoDecoder(Generator):
     def _join(self, prompt: PromptReading, logits: Array) -> Sequence[TokenEvent]:
         """Have the rows of a prompt that was read join the batch, each with its first token. logits: behind the
         prompt, [vocabulary]."""
-        events = [self._choose(row, logits) for row in prompt.rows]
+        events = [self._choose(row, logits[None]) for row in prompt.rows]
         if not prompt.source:
             self._prefixes.keep(prompt.tokens, prompt.past, 0, self._count_spare(prompt))
             events[0] = replace(events[0], cached_tokens=prompt.cached)

@@ -57,6 +57,11 @@ class TokenChooser:
         self._counts = np.zeros(vocabulary, np.int64)
         self._written = 0
 
+    @property
+    def left(self) -> int:
+        """The most tokens that may still be chosen."""
+        return self.sampling.max_new_tokens - self._written
+
     def choose(self, logits: Array) -> ChosenToken:
         """Choose the next token. logits: [vocabulary], which are left as they are."""
         sampling = self.sampling
