@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from chat_models import CONTEXT, make_tokenizer, open_chat_model
+from chat_models import ANSWERS, CONTEXT, COUNT, make_tokenizer, open_chat_model, render
 from language_models import WINDOW, save
 from numpy.typing import NDArray
 from test_generator import draw_prompts, finish
@@ -29,6 +29,7 @@ pytest.importorskip("llguidance")
 from laconic.runtimes.grammar import grammar_of_schema
 from laconic.runtimes.openvino_decoder import COPIES, OpenVinoDecoder
 from laconic.runtimes.prefix_cache import PrefixCache
+from laconic.runtimes.prompt_lookup import PromptLookup
 
 VOCABULARY, SPACE = 40, 128
 CACHE = 1 << 20
@@ -91,7 +92,7 @@ def test_rows_that_come_and_go_write_what_transformers_writes(family: tuple[Any,
 def test_a_window_is_seen_by_prompts_in_pieces(family: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     model, path = family
     monkeypatch.setattr("laconic.runtimes.openvino_decoder.PIECE", 13)
-    (prompt,) = draw_prompts(VOCABULARY, (60,))
+    prompt = 3 * draw_prompts(VOCABULARY, (20,))[0]
     with OpenVinoDecoder(path, context=SPACE, cache_bytes=CACHE) as generator:
         generator.add(GenerationRequest(1, prompt, Sampling(20)))
         steps = 0
@@ -206,6 +207,71 @@ SCHEMA = {
     "required": ["name", "count"],
     "additionalProperties": False,
 }
+
+
+DRAFTED = (
+    Sampling(60, stop_token_ids=(1,)),
+    Sampling(60, logprobs=True, top_logprobs=2, repetition_penalty=1.02),
+    Sampling(40, temperature=0.9, seed=3, top_k=8, logprobs=True),
+    Sampling(40, temperature=0.5, seed=4, frequency_penalty=0.1),
+    Sampling(90, stop_token_ids=(1,), grammar=grammar_of_schema(SCHEMA)),
+)
+
+
+def test_drafts_change_no_text(generator: OpenVinoDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However tokens are chosen: the same tokens, scores and ends, in fewer steps where the prompt has the answer."""
+    prompt = tuple(make_tokenizer().encode(render(COUNT, ANSWERS[COUNT]) + render(COUNT)).ids)
+
+    def write_all() -> tuple[list[tuple[Any, ...]], list[float], int, int]:
+        answers, scores, steps, accepted = [], list[float](), 0, 0
+        for number, sampling in enumerate(DRAFTED):
+            generator.add(GenerationRequest(number, prompt, sampling))
+            events: list[TokenEvent] = []
+            while not generator.is_idle:
+                events += generator.step()
+            tokens = [token for event in events for token in event.token_ids]
+            likeliest = [[token for token, _ in row] for event in events for row in event.top_logprobs]
+            answers.append((tokens, likeliest, events[-1].finish_reason))
+            scores += [score for event in events for score in event.logprobs]
+            steps += len(events)
+            accepted += sum(event.accepted for event in events)
+            assert sum(event.drafted for event in events) >= sum(event.accepted for event in events)
+        return answers, scores, steps, accepted
+
+    answers, scores, steps, accepted = write_all()
+    monkeypatch.setattr(PromptLookup, "propose", lambda *_: [])
+    plain, plain_scores, plain_steps, none = write_all()
+    assert answers == plain
+    assert scores == pytest.approx(plain_scores, abs=1e-4)
+    assert (none, plain_steps) == (0, steps + accepted)
+    assert accepted > plain_steps / 4
+
+
+def test_drafts_end_where_they_are_wrong() -> None:
+    """A text that repeats nothing costs few wrong tokens, and one that begins to repeat is drafted again."""
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(5, 500, 200).tolist()
+    lookup = PromptLookup(tokens)
+    drafted = 0
+    for token in rng.integers(0, 3, 400).tolist():  # pairs occur all the time, and mean nothing
+        draft = lookup.propose(8)
+        drafted += len(draft)
+        lookup.learn(len(draft), 0)
+        tokens.append(token)
+    assert 0 < drafted < 8 + 401 / 8
+    accepted = 0
+    source, place = tokens[20:120], 0
+    while place < 100:
+        draft = lookup.propose(100)
+        right = 0
+        while right < len(draft) and place + right < 100 and draft[right] == source[place + right]:
+            right += 1
+        lookup.learn(len(draft), right)
+        tokens += source[place : place + right + 1]
+        place += right + 1
+        accepted += right
+    assert accepted > 60
+    assert lookup.propose(0) == []
 
 
 def test_what_is_written_matches_the_schema_and_ends_with_it(generator: OpenVinoDecoder) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -214,4 +215,9 @@ def test_a_model_with_a_window_and_caps_is_served(tmp_path: Path) -> None:
     cached = [each["usage"]["prompt_tokens_details"]["cached_tokens"] for each in (answer, again)]
     assert cached == [0, 32], "whole blocks of a prompt of 40 tokens"
     assert 'laconic_generation_cached_tokens_total{model="windows",version="1"} 32' in metrics
+    drafts = re.findall(
+        r'laconic_generation_draft_tokens_total\{model="windows",version="1",kind="(\w+)"\} (\d+)', metrics
+    )
+    assert [kind for kind, _ in drafts] == ["proposed", "accepted"]
+    assert int(drafts[0][1]) > int(drafts[1][1]) > 0
     assert answer["choices"][0]["text"].strip() == task.tokenizer.decode(tokens).strip()

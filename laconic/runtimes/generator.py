@@ -99,8 +99,8 @@ class TokenEvent:
     top_logprobs: of each, the likeliest tokens with theirs, likeliest first. finish_reason: None unless these are the
     choice's last. error: why it failed, if it did. prompt_scores: with the first of a choice, where they were asked
     for: of each token of the prompt behind the first, its logprob and the likeliest tokens. cached_tokens: with the
-    first event of a request: tokens of its prompt that a prefix cache had; None where the engine does not say. drafted: tokens that
-    were proposed for this step; accepted: those of them that were chosen."""
+    first event of a request: tokens of its prompt that a prefix cache had; None where the engine does not say.
+    drafted: tokens that were proposed for this step; accepted: those of them that were chosen."""
 
     request_id: int
     choice: int

@@ -1,6 +1,6 @@
-"""OpenVINO on the CPU, a token a step, or several that were drafted: rows are batched and tokens chosen here, so that any attention, any setting
-of sampling and encoder-decoders can be served; the cache is copied as rows join and leave, and its free part holds
-prefixes of texts that were read."""
+"""OpenVINO on the CPU, a token a step, or several that were drafted: rows are batched and tokens chosen here, so that
+any attention, any setting of sampling and encoder-decoders can be served; the cache is copied as rows join and leave,
+and its free part holds prefixes of texts that were read."""
 
 import threading
 from collections import deque

@@ -1,4 +1,4 @@
-"""Prompt lookup decoding (Yang et al., 2023; Saxena, 2023): drafts of the next tokens of a text, from the text itself."""
+"""Prompt lookup decoding (Saxena, 2023): drafts of the next tokens of a text, from the text itself."""
 
 from collections.abc import Sequence
 

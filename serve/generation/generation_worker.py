@@ -184,8 +184,12 @@ class GenerationWorker:
             if isinstance(event, dict):
                 self._refuse(event)
             elif (stream := self._streams.get(event[0])) is not None:
-                request_id, choice, tokens, logprobs, reason, likeliest, error, scores, cached = event
+                request_id, choice, tokens, logprobs, reason, likeliest, error, scores, cached, drafted, accepted = (
+                    event
+                )
                 self._count(stream, choice, len(tokens), now)
+                self.statistics.drafted_tokens += drafted
+                self.statistics.accepted_tokens += accepted
                 if cached is not None:
                     stream.cached_tokens = cached
                     self.statistics.cached_tokens += cached
@@ -200,10 +204,15 @@ class GenerationWorker:
                 stream.put(TokenEvent(request_id, choice, tokens, logprobs, reason, likeliest, prompt_scores=scores))
 
     def _count(self, stream: TokenStream, choice: int, tokens: int, now: int) -> None:
+        """Count the tokens that a step wrote; several share its time."""
         if tokens:
             waited, is_first = stream.time_token(choice, now)
             statistics = self.statistics
-            (statistics.first_token if is_first else statistics.between_tokens).observe(waited)
+            if is_first:
+                statistics.first_token.observe(waited)
+            else:
+                for _ in range(tokens):
+                    statistics.between_tokens.observe(waited // tokens)
             statistics.generated_tokens += tokens
 
     def _refuse(self, report: Mapping[str, Any]) -> None:

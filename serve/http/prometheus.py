@@ -147,6 +147,11 @@ def generation_lines(workers: Sequence[tuple[str, GenerationWorker]]) -> Iterato
     name = "laconic_generation_cached_tokens_total"
     yield from format_head(name, "counter", "Tokens of prompts that a prefix cache had, where the engine says so")
     yield from (f"{name}{{{labels}}} {worker.statistics.cached_tokens}" for labels, worker in workers)
+    name = "laconic_generation_draft_tokens_total"
+    yield from format_head(name, "counter", "Tokens that were proposed to the model, and those of them that it chose")
+    for labels, worker in workers:
+        yield f'{name}{{{labels},kind="proposed"}} {worker.statistics.drafted_tokens}'
+        yield f'{name}{{{labels},kind="accepted"}} {worker.statistics.accepted_tokens}'
     name = "laconic_generation_requests"
     yield from format_head(name, "gauge", "Requests that are being written, and those that wait for room in the cache")
     for labels, worker in workers:
