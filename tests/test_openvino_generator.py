@@ -219,5 +219,5 @@ def test_a_model_with_a_window_and_caps_is_served(tmp_path: Path) -> None:
         r'laconic_generation_draft_tokens_total\{model="windows",version="1",kind="(\w+)"\} (\d+)', metrics
     )
     assert [kind for kind, _ in drafts] == ["proposed", "accepted"]
-    assert int(drafts[0][1]) > int(drafts[1][1]) > 0
+    assert int(drafts[0][1]) >= int(drafts[1][1]) > 0
     assert answer["choices"][0]["text"].strip() == task.tokenizer.decode(tokens).strip()
