@@ -15,7 +15,7 @@ from train.parallel.original_module import OriginalModule
 from train.parallel.region_randomness import RegionRandomness, has_dropout
 from train.parallel.sharded_head import sharded_cross_entropy
 from train.parallel.tensor_plan import FUSED, Styles, TensorPlan
-from train.parallel.tensor_styles import KeepWhole, Style, find_style
+from train.parallel.tensor_styles import LINEAR, KeepWhole, Style, find_style, share_gradient_sums
 from train.step.step_parts import StepParts
 
 LOCAL_OUTPUTS = ("colwise", "packed_colwise", FUSED)
@@ -44,6 +44,8 @@ def split_layers(parts: StepParts, plan: TensorPlan, mesh: DeviceMesh) -> None:
         watch_regions(module, styles, randomness)
         parts.add_forward_context(randomness.begin)
     apply_styles(module, styles, mesh)
+    for home in {name.rpartition(".")[0] for name, style in plan.styles.items() if style in LINEAR}:
+        share_gradient_sums(module.get_submodule(home))
     before = {path: set_count(module, path, count) for path, count in plan.counts.items()}
     for buffer in module.buffers():
         buffer.data = buffer.to(parts.device)

@@ -6,6 +6,7 @@ the local parts, since transformers' attention, norms and kernels take plain ten
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import wraps
 from typing import Any, Protocol
 
@@ -20,6 +21,9 @@ from transformers.pytorch_utils import Conv1D
 from train.parallel.tensor_plan import FUSED, PER_HEAD
 
 Forward = Callable[..., Any]
+
+_read: ContextVar[dict[int, tuple[Tensor, Tensor]] | None] = ContextVar("read", default=None)
+"""In a module of `share_gradient_sums`, the tensors that its layers have read, by id, and what they got for them."""
 
 
 class Style(Protocol):
@@ -44,7 +48,7 @@ class SplitOutputs:
         spread(module, name, mesh, Shard(axis) if self.parts == 1 else _StridedShard(axis, split_factor=self.parts))
 
     def install_forward(self, module: nn.Module, mesh: DeviceMesh) -> None:
-        replace_computation(module, lambda inputs: project(module, sum_gradient(inputs, mesh), to_part(module, "bias")))
+        replace_computation(module, lambda inputs: project(module, read_inputs(inputs, mesh), to_part(module, "bias")))
 
 
 class SplitInputs:
@@ -123,6 +127,32 @@ def sum_gradient(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
     """Return a tensor that is the same on all ranks, whose gradients are summed over them."""
     whole = DTensor.from_local(tensor, mesh, [Replicate()], run_check=False)
     return whole.to_local(grad_placements=[Partial()])
+
+
+def share_gradient_sums(module: nn.Module) -> None:
+    """Let the layers of a module that read the same tensor, as queries, keys and values do, sum its gradients over the
+    ranks once: autograd adds them up before the ranks exchange them."""
+    forward: Forward = module.forward
+
+    @wraps(forward)
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        token = _read.set({})
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            _read.reset(token)
+
+    replace_computation(module, compute)
+
+
+def read_inputs(inputs: Tensor, mesh: DeviceMesh) -> Tensor:
+    """Return the inputs of a layer whose outputs are split, with gradients that are summed over the ranks."""
+    read = _read.get()
+    if read is None:
+        return sum_gradient(inputs, mesh)
+    if id(inputs) not in read:
+        read[id(inputs)] = inputs, sum_gradient(inputs, mesh)
+    return read[id(inputs)][1]
 
 
 def spread(module: nn.Module, name: str, mesh: DeviceMesh, placement: Placement) -> None:
