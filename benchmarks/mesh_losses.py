@@ -73,8 +73,11 @@ MODELS: Mapping[str, tuple[Callable[[int], nn.Module], type[Objective]]] = {
 MESHES: Mapping[str, Mapping[str, Any]] = {
     "tensor 2": {"tensor": 2},
     "tensor 4": {"tensor": 4},
+    "tensor 2, sequence": {"tensor": 2, "sequence": True},
+    "tensor 4, sequence": {"tensor": 4, "sequence": True},
     "shard 2": {"shard": 2},
     "shard 2 x tensor 2": {"shard": 2, "tensor": 2},
+    "shard 2 x tensor 2, sequence": {"shard": 2, "tensor": 2, "sequence": True},
     "replicate 2 x tensor 2": {"replicate": 2, "tensor": 2},
     "pipeline 2, gpipe": {"pipeline": 2, "schedule": "gpipe"},
     "pipeline 2, 1f1b": {"pipeline": 2},
@@ -136,6 +139,7 @@ def train_mesh(
         CPU,
         sharded=training.mesh.is_sharded,
         tensor=ranks.select_axes("tensor"),
+        sequence=training.mesh.sequence,
         pipeline=make_pipeline(training.mesh, ranks, make_batch(0, ranks.data_rank, ranks.data_world)),
     )
     distribute_step(parts, training, ranks)

@@ -211,7 +211,7 @@ def test_what_ranks_send_is_what_collectives_of_rings_take(planned):
     assert rows["pipeline 2 x tensor 2, gpipe"]["pipeline"] == 4 * hidden  # of four rows, forward or backward
     # Weights of layers are gathered twice, the others once, and gradients are reduced.
     assert 2 * 3 / 4 * weights < rows["shard 4"]["shard"] < 3 * 3 / 4 * weights
-    # A layer sums two outputs, and the gradients of what attention and FFN read; the embedding and the head sum once each.
+    # A layer sums two outputs, and the gradients of what attention and FFN read; embedding and head sum once each.
     assert rows["shard 2 x tensor 2"]["tensor"] == pytest.approx((2 * 4 + 2) * 2 * hidden, rel=0.01)
 
 

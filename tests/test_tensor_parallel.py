@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 import transformers
+from peft import LoraConfig, inject_adapter_in_model
 from test_parallel import by_two_ranks
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -18,6 +19,7 @@ from train.objectives.next_token import NextToken
 from train.parallel.mesh import Mesh
 from train.parallel.pipeline import make_pipeline
 from train.parallel.ranks import Ranks, open_ranks
+from train.parallel.sequence_shards import find_blocks
 from train.parallel.tensor_plan import derive_plan, make_plan
 from train.run_snapshot import resume, save_snapshot
 from train.settings import Training
@@ -28,7 +30,8 @@ from train.step.train_step import train_step
 from train.step_assembly import distribute_step, make_step_parts
 
 CPU = torch.device("cpu")
-WORDS, ROWS, LENGTH, STEPS, KEPT = 31, 6, 8, 4, 2
+WORDS, ROWS, LENGTH, STEPS, KEPT = 31, 6, 7, 4, 2
+"""LENGTH: odd, so that ranks have unequal numbers of positions."""
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
 LLAMA = {**SIZES, "vocab_size": WORDS, "num_key_value_heads": 2, "max_position_embeddings": LENGTH, "pad_token_id": 0}
 GPT2 = {"vocab_size": WORDS, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": LENGTH, "bos_token_id": 0}
@@ -70,17 +73,18 @@ MODELS = {
 }
 ADAPTED = ({"lora": {"rank": 2}}, "gradient-checkpointing", PARTS)
 TWO = {"tensor": 2}
+POSITIONS = {**TWO, "sequence": True}
 RUNS = {
     "tied": ("tied", TWO, (PARTS,)),
-    "gpt2": ("gpt2", TWO, ("gradient-checkpointing", PARTS)),
-    "bert": ("bert", TWO, ()),
+    "gpt2, positions": ("gpt2", POSITIONS, ("gradient-checkpointing", PARTS)),
+    "bert, positions": ("bert", POSITIONS, ()),
     "llama, adapters": ("llama", TWO, ADAPTED),
     "bert, stages": ("deep bert", {"pipeline": 2, "schedule": "zbv"}, ()),
     "tied, stages": ("deep tied", {"pipeline": 2, "schedule": "interleaved"}, ADAPTED),
 }
 """Of two ranks: the model, the mesh and the techniques."""
 FOUR = {
-    "tied, shards": ("tied", {"shard": 2, "tensor": 2}, (PARTS,)),
+    "tied, shards of positions": ("tied", {**POSITIONS, "shard": 2}, (PARTS,)),
     "gpt2, copies": ("gpt2", {"tensor": 2}, ()),
     "tied, stages of heads": ("tied", {"pipeline": 2, "tensor": 2}, ({"gradient-accumulation": {"rows": 3}},)),
     "gpt2, stages of shards": ("gpt2", {"pipeline": 2, "shard": 2}, ("gradient-checkpointing", PARTS)),
@@ -115,7 +119,8 @@ def begin(name, mesh, techniques, ranks, model=None):
     torch.manual_seed(1)
     components = training.components()
     pipeline = make_pipeline(training.mesh, ranks, make_rows(0, ranks.data_rank, ranks.data_world))
-    axes = {"sharded": training.mesh.is_sharded, "tensor": ranks.select_axes("tensor"), "pipeline": pipeline}
+    axes = {"sharded": training.mesh.is_sharded, "sequence": training.mesh.sequence, "pipeline": pipeline}
+    axes["tensor"] = ranks.select_axes("tensor")
     parts = make_step_parts(module, objective(None), components, CPU, **axes)
     distribute_step(parts, training, ranks)
     state = parts.assemble()
@@ -192,18 +197,18 @@ def run_each(rank, folder, world, runs):
             figures[f"{name}, from one"] = finish(state, losses, norms)
         figures["chain"] = run_chain(rank, folder, *CHAINS[world], world)
         if world == 2:
-            figures["dropout"] = run_dropout(rank, world)
+            figures["dropout"] = [run_dropout(rank, world, mesh) for mesh in (TWO, POSITIONS)]
     (folder / f"{world}-{rank}.json").write_text(json.dumps(figures))
 
 
-def run_dropout(rank, world):
+def run_dropout(rank, world, mesh):
     """What dropout does to ranks that have the same rows: the masks of attention, and what the ranks have in common."""
-    ranks = Ranks.of(rank, world, CPU, Mesh(**TWO))
+    ranks = Ranks.of(rank, world, CPU, Mesh(**mesh))
     model = bert(dropout=0.3)
     seen = []
     for layer in model.bert.encoder.layer:
         layer.attention.output.dense.register_forward_pre_hook(lambda module, args: seen.append(args[0].detach()))
-    state = begin("bert", TWO, ("gradient-checkpointing",), ranks, model)
+    state = begin("bert", mesh, ("gradient-checkpointing",), ranks, model)
     with torch.no_grad():  # the heads of both ranks are alike, so that masks alone tell them apart
         for parameter in model.bert.encoder.parameters():
             local = parameter.to_local()
@@ -284,9 +289,9 @@ def test_a_pruned_model_goes_from_mesh_to_mesh_and_keeps_its_zeros(world, togeth
 
 
 def test_dropout_is_one_mask_outside_of_heads_and_another_for_each_rank_inside(together):
-    first, second = (rank["dropout"] for rank in together[2])
-    assert first["outside"] == second["outside"]
-    assert first["attention"] != second["attention"]
+    for first, second in zip(*(rank["dropout"] for rank in together[2]), strict=True):
+        assert first["outside"] == second["outside"]
+        assert first["attention"] != second["attention"]
 
 
 SMALL = {**LLAMA, "head_dim": 4}
@@ -312,6 +317,32 @@ def test_the_plan_from_the_structure_is_that_of_the_config(family):
 def test_what_ranks_do_not_divide_is_refused(module, size, message):
     with pytest.raises(RecipeError, match=message):
         make_plan(module(), size)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            transformers.T5Config(vocab_size=WORDS, d_model=16, num_layers=2, num_heads=4, d_ff=24),
+            "has weights of its own",
+        ),
+        (transformers.MixtralConfig(**LLAMA, num_local_experts=2), "such as experts"),
+        (transformers.GemmaConfig(**LLAMA | {"num_hidden_layers": 1}), "and 0 were found"),
+    ],
+)
+def test_a_model_whose_positions_cannot_be_spread_is_refused(config, message):
+    with torch.device("meta"):
+        module = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
+        model = module.from_config(config)
+    with pytest.raises(RecipeError, match=message):
+        find_blocks(model, make_plan(model, 2).styles)
+
+
+def test_adapters_beside_spread_positions_are_refused():
+    model = llama()
+    adapted = inject_adapter_in_model(LoraConfig(r=2, target_modules=["q_proj"]), model.model)
+    with pytest.raises(RecipeError, match="it has adapters"):
+        find_blocks(adapted, {})
 
 
 def test_a_technique_that_needs_whole_layers_is_refused():

@@ -34,24 +34,24 @@ def make_step_parts(
     *,
     sharded: bool = False,
     tensor: DeviceMesh | None = None,
+    sequence: bool = False,
     pipeline: PipelineSettings | None = None,
 ) -> StepParts:
     """Make the parts of a step with every technique applied, not assembled yet.
 
     sharded: whether the weights are to be sharded, so that no device ever holds all of them. tensor: the ranks that
-    compute a part of every layer each. pipeline: how the layers are cut into stages, of which this rank keeps some. The
-    module is changed in place: training mode, gradients for every floating-point parameter, float32. Raises RecipeError
-    for layers that `tensor` or `pipeline` does not divide.
+    compute a part of every layer each. sequence: whether these have a part of the positions each between attention and
+    FFN. pipeline: how the layers are cut into stages, of which this rank keeps some. The module is changed in place:
+    training mode, gradients for every floating-point parameter, float32. Raises RecipeError for layers that `tensor`,
+    `sequence` or `pipeline` does not divide.
     """
     if tensor is not None or pipeline is not None:
         check_parts(objective)
-    for parameter in module.parameters():
-        parameter.requires_grad_(parameter.is_floating_point())
+    train_everything(module)
     plan = make_plan(module, tensor.size()) if tensor is not None else None
     stages = pipeline.make_plan(module, objective) if pipeline is not None else None
     frozen = freeze_parameters(module, components.parameters.freeze)
     builders = make_optimizer_builders(module, components)
-    module.train()
     elsewhere = any(tensor.device != device for tensor in (*module.parameters(), *module.buffers()))
     techniques = sort_by_slot(components.techniques)
     is_placed = sharded or tensor is not None or any(technique.places_weights for technique in techniques)
@@ -72,10 +72,17 @@ def make_step_parts(
         if not is_placed:
             module.to(device)
     if tensor is not None and plan is not None:
-        split_layers(parts, plan.select(module), tensor)
+        split_layers(parts, plan.select(module), tensor, sequence=sequence)
     for technique in techniques[len(first) :]:
         technique.apply(parts)
     return parts
+
+
+def train_everything(module: nn.Module) -> None:
+    """Set a module to training mode, with gradients for every floating-point parameter."""
+    module.train()
+    for parameter in module.parameters():
+        parameter.requires_grad_(parameter.is_floating_point())
 
 
 def check_parts(objective: Objective) -> None:

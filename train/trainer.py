@@ -158,6 +158,7 @@ def start_training(
         ranks.device,
         sharded=training.mesh.is_sharded,
         tensor=ranks.select_axes("tensor"),
+        sequence=training.mesh.sequence,
         pipeline=pipeline,
     )
     distribute_step(parts, training, ranks)

@@ -34,7 +34,9 @@ class Mesh(Strict):
     layer as they are needed (FSDP: Zhao et al., arXiv 2304.11277; ZeRO: Rajbhandari et al., arXiv 1910.02054). A null
     is replaced by the number of ranks divided by the others. With both, shards are gathered among neighbouring
     ranks and gradients averaged over the copies (hybrid sharding). tensor: ranks that compute a part of the attention
-    heads and FFN units of every layer (Shoeybi et al., Megatron-LM, arXiv 1909.08053). pipeline: ranks that have some
+    heads and FFN units of every layer (Shoeybi et al., Megatron-LM, arXiv 1909.08053). sequence: whether these ranks
+    have a part of the positions each between attention and FFN, where norms and what is added take less memory then
+    (Korthikanti et al., arXiv 2205.05198). pipeline: ranks that have some
     of the layers each, through which micro-batches pass in the order of `schedule` (Huang et al., GPipe, arXiv
     1811.06965).
 
@@ -49,6 +51,7 @@ class Mesh(Strict):
     replicate: int | None = Field(default=None, ge=1)
     shard: int | None = Field(default=1, ge=1)
     tensor: int = Field(default=1, ge=1)
+    sequence: bool = False
     pipeline: int = Field(default=1, ge=1)
     schedule: ScheduleName = "1f1b"
     compress: Literal["fp16", "bf16"] | None = None
@@ -63,13 +66,15 @@ class Mesh(Strict):
     @model_validator(mode="after")
     def _settings_have_a_place(self) -> Self:
         if self.auto:
-            if sized := {*AxisSizes._fields, "schedule"} & self.model_fields_set:
+            if sized := {*AxisSizes._fields, "schedule", "sequence"} & self.model_fields_set:
                 raise ValueError(
                     f"auto chooses {', '.join(sorted(sized))}, which stands beside it. Leave one of them out"
                 )
             return self
         if self.compress and (self.is_sharded or self.tensor > 1 or self.pipeline > 1):
             raise ValueError("compress is for replicas of whole models. Set precision in its place")
+        if self.sequence and (self.tensor == 1 or self.pipeline > 1):
+            raise ValueError("sequence spreads positions over the ranks of tensor: 2 or more, without pipeline")
         if not self.is_sharded and (self.precision or self.offload):
             name = "precision" if self.precision else "offload"
             raise ValueError(f"{name} is for shards, and this mesh has none. Set shard: null to shard over all ranks")

@@ -11,8 +11,8 @@ ATTENTION_DROPOUT = ("attention_dropout", "attn_pdrop", "attention_probs_dropout
 
 
 class RegionRandomness:
-    """Random numbers in the regions where each rank computes its own heads and units: others on each rank. Outside of
-    them all ranks draw the same, since all have the same tensors there."""
+    """Random numbers in the regions where each rank computes its own heads, units or positions: others on each rank.
+    Outside of them all ranks draw the same, since all have the same tensors there."""
 
     def __init__(self, rank: int, device: torch.device) -> None:
         self._rank, self._device = rank, device
@@ -24,6 +24,11 @@ class RegionRandomness:
         for module in first:
             module.register_forward_hook(lambda *_: self._enter(last))
         last.register_forward_pre_hook(lambda *_: self._leave(last))
+
+    def span(self, first: nn.Module, last: nn.Module) -> None:
+        """Draw other numbers on each rank from the beginning of `first` to the end of `last`."""
+        first.register_forward_pre_hook(lambda *_: self._enter(last))
+        last.register_forward_hook(lambda *_: self._leave(last))
 
     @contextmanager
     def begin(self) -> Iterator[None]:

@@ -1,6 +1,6 @@
 """Tensor parallelism: each rank computes a part of the attention heads and FFN units of every layer."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch.distributed as dist
@@ -13,9 +13,17 @@ from laconic.errors import RecipeError
 from laconic.models.repeated_layers import find_layers
 from train.parallel.original_module import OriginalModule
 from train.parallel.region_randomness import RegionRandomness, has_dropout
+from train.parallel.sequence_shards import SequenceShards, change_hidden, change_output, find_blocks
 from train.parallel.sharded_head import sharded_cross_entropy
 from train.parallel.tensor_plan import FUSED, Styles, TensorPlan
-from train.parallel.tensor_styles import LINEAR, KeepWhole, Style, find_style, share_gradient_sums
+from train.parallel.tensor_styles import (
+    KeepWhole,
+    SplitInputs,
+    Style,
+    find_style,
+    replace_computation,
+    share_gradient_sums,
+)
 from train.step.step_parts import StepParts
 
 LOCAL_OUTPUTS = ("colwise", "packed_colwise", FUSED)
@@ -28,24 +36,34 @@ CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 """Modules that are never called, but only hold others."""
 
 
-def split_layers(parts: StepParts, plan: TensorPlan, mesh: DeviceMesh) -> None:
+def split_layers(parts: StepParts, plan: TensorPlan, mesh: DeviceMesh, *, sequence: bool = False) -> None:
     """Spread the weights of a model over the ranks of `mesh` by a plan (Shoeybi et al., Megatron-LM, arXiv 1909.08053).
 
     It is called after adapters are added, whose matrices are cut as their layers are, and before anything that takes
     the forward pass of a layer. All parameters become distributed tensors, also those that stay whole: optimizers and
-    norms take no mixture.
+    norms take no mixture. sequence: whether positions are spread between attention and FFN. Raises RecipeError for a
+    model whose positions cannot be.
     """
     module = parts.module
     originals = [OriginalModule.of(part) for part in module.modules()]
+    named_blocks = find_blocks(module, plan.styles) if sequence else {}
+    blocks = list(named_blocks.values())
     styles = plan_adapters(module, plan.styles)
     is_simulated = dist.get_backend(mesh.get_group()) == "fake"  # random numbers have no values then
     if has_dropout(module) and not is_simulated:
         randomness = RegionRandomness(mesh.get_local_rank(), parts.device)
-        watch_regions(module, styles, randomness)
+        if blocks:
+            randomness.span(blocks[0], blocks[-1])
+        else:
+            watch_regions(module, styles, randomness)
         parts.add_forward_context(randomness.begin)
-    apply_styles(module, styles, mesh)
-    for home in {name.rpartition(".")[0] for name, style in plan.styles.items() if style in LINEAR}:
-        share_gradient_sums(module.get_submodule(home))
+    apply_styles(module, styles, mesh, blocks)
+    shards = SequenceShards(mesh)
+    for home in {name.rpartition(".")[0] for name, style in plan.styles.items() if style in ("colwise", FUSED)}:
+        is_spread = any(home.startswith(f"{name}.") for name in named_blocks)
+        share_gradient_sums(module.get_submodule(home), shards.gather_for_parts if is_spread else None)
+    if blocks:
+        spread_positions(module, plan.styles, named_blocks, shards, mesh)
     before = {path: set_count(module, path, count) for path, count in plan.counts.items()}
     for buffer in module.buffers():
         buffer.data = buffer.to(parts.device)
@@ -63,6 +81,22 @@ def split_layers(parts: StepParts, plan: TensorPlan, mesh: DeviceMesh) -> None:
     if plain is not None:
         objective.cross_entropy = sharded_cross_entropy
         parts.on_restore(lambda: setattr(objective, "cross_entropy", plain))
+
+
+def spread_positions(
+    module: nn.Module,
+    styles: Styles,
+    blocks: Mapping[str, nn.Module],
+    shards: SequenceShards,
+    mesh: DeviceMesh,
+) -> None:
+    """Let each rank have its positions alone from the first block to the last, save in attention and FFN."""
+    for name, style in styles.items():
+        if style == "rowwise" and any(name.startswith(f"{block}.") for block in blocks):
+            SplitInputs(shards).install_forward(module.get_submodule(name), mesh)
+    first, *_, last = blocks.values()
+    replace_computation(first, change_hidden(first.forward, shards.scatter))
+    replace_computation(last, change_output(last.forward, shards.gather))
 
 
 def set_count(module: nn.Module, path: str, count: int) -> int:
@@ -111,9 +145,9 @@ def is_parameter(module: nn.Module, name: str) -> bool:
     return leaf in module.get_submodule(home)._parameters
 
 
-def apply_styles(module: nn.Module, styles: Styles, mesh: DeviceMesh) -> None:
+def apply_styles(module: nn.Module, styles: Styles, mesh: DeviceMesh, blocks: Collection[nn.Module] = ()) -> None:
     """Spread all parameters of a module over the ranks, and let its layers compute with their parts. Tied weights stay
-    one tensor."""
+    one tensor. blocks: whose whole weights each rank applies to its own positions."""
     tied: dict[int, nn.Parameter] = {}
     modules = dict(module.named_modules())
     by_words = {id(modules[name].weight) for name, style in styles.items() if style == "embedding_rowwise"}
@@ -157,7 +191,7 @@ def apply_styles(module: nn.Module, styles: Styles, mesh: DeviceMesh) -> None:
             # A layer may use the weights of the modules in it without calling these.
             users.setdefault(layers.get(member, part), []).append(member)
     for user, members in users.items():
-        KeepWhole(members).install_forward(user, mesh)
+        KeepWhole(members, per_head=user in blocks).install_forward(user, mesh)
 
 
 def find_config(module: nn.Module) -> Any:

@@ -7,6 +7,7 @@ the local parts, since transformers' attention, norms and kernels take plain ten
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, Protocol
 
@@ -18,12 +19,22 @@ from torch.nn.functional import linear
 from transformers.distributed.tensor_parallel import ALL_PARALLEL_STYLES
 from transformers.pytorch_utils import Conv1D
 
+from train.parallel.sequence_shards import SequenceShards, change_hidden, refuse
 from train.parallel.tensor_plan import FUSED, PER_HEAD
 
 Forward = Callable[..., Any]
 
-_read: ContextVar[dict[int, tuple[Tensor, Tensor]] | None] = ContextVar("read", default=None)
-"""In a module of `share_gradient_sums`, the tensors that its layers have read, by id, and what they got for them."""
+
+@dataclass(frozen=True)
+class InputsRead:
+    """What the layers of a module of `share_gradient_sums` have read, by id, and what they got for it. is_gathered:
+    whether the module has gathered its positions, which are all that its layers may read."""
+
+    is_gathered: bool
+    tensors: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+
+_read: ContextVar[InputsRead | None] = ContextVar("read", default=None)
 
 
 class Style(Protocol):
@@ -52,7 +63,11 @@ class SplitOutputs:
 
 
 class SplitInputs:
-    """Each rank has a part of a linear layer's inputs, and the ranks sum up their outputs."""
+    """Each rank has a part of a linear layer's inputs, and the ranks sum up their outputs. shards: of which each rank
+    then has its positions alone."""
+
+    def __init__(self, shards: SequenceShards | None = None) -> None:
+        self.shards = shards
 
     def shard_param(self, module: nn.Module, name: str, mesh: DeviceMesh) -> None:
         axis = 0 if isinstance(module, Conv1D) else 1
@@ -60,9 +75,12 @@ class SplitInputs:
 
     def install_forward(self, module: nn.Module, mesh: DeviceMesh) -> None:
         def compute(inputs: Tensor) -> Tensor:
-            partial = DTensor.from_local(project(module, inputs, None), mesh, [Partial()], run_check=False)
-            outputs: Tensor = partial.redistribute(placements=[Replicate()]).to_local()
-            bias = to_part(module, "bias")
+            bias, partial = to_part(module, "bias"), project(module, inputs, None)
+            if self.shards is not None:
+                outputs = self.shards.sum_up(partial)
+                return outputs if bias is None else outputs + sum_gradient(bias, mesh)
+            summed = DTensor.from_local(partial, mesh, [Partial()], run_check=False)
+            outputs = summed.redistribute(placements=[Replicate()]).to_local()
             return outputs if bias is None else outputs + bias
 
         replace_computation(module, compute)
@@ -129,19 +147,29 @@ def sum_gradient(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
     return whole.to_local(grad_placements=[Partial()])
 
 
-def share_gradient_sums(module: nn.Module) -> None:
+def share_gradient_sums(module: nn.Module, gather: Callable[[Tensor], Tensor] | None = None) -> None:
     """Let the layers of a module that read the same tensor, as queries, keys and values do, sum its gradients over the
-    ranks once: autograd adds them up before the ranks exchange them."""
+    ranks once: autograd adds them up before the ranks exchange them. gather: makes what they read of this rank's
+    positions, and sums the gradients itself."""
     forward: Forward = module.forward
 
     @wraps(forward)
     def compute(*args: Any, **kwargs: Any) -> Any:
-        token = _read.set({})
+        token = _read.set(InputsRead(is_gathered=gather is not None))
         try:
             return forward(*args, **kwargs)
         finally:
             _read.reset(token)
 
+    def read(part: Tensor) -> Tensor:
+        assert gather is not None
+        hidden, found = gather(part), _read.get()
+        assert found is not None
+        found.tensors[id(hidden)] = hidden, hidden
+        return hidden
+
+    if gather is not None:
+        forward = change_hidden(forward, read)
     replace_computation(module, compute)
 
 
@@ -150,9 +178,11 @@ def read_inputs(inputs: Tensor, mesh: DeviceMesh) -> Tensor:
     read = _read.get()
     if read is None:
         return sum_gradient(inputs, mesh)
-    if id(inputs) not in read:
-        read[id(inputs)] = inputs, sum_gradient(inputs, mesh)
-    return read[id(inputs)][1]
+    if id(inputs) not in read.tensors:
+        if read.is_gathered:
+            raise refuse("its attention or FFN changes what it reads before it is cut")
+        read.tensors[id(inputs)] = inputs, sum_gradient(inputs, mesh)
+    return read.tensors[id(inputs)][1]
 
 
 def spread(module: nn.Module, name: str, mesh: DeviceMesh, placement: Placement) -> None:

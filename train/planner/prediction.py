@@ -125,8 +125,16 @@ def simulate_step(
         places = any(technique.places_weights for technique in parts.techniques.values())
         with account_as("host" if places else "device"):
             fakify(module)
-        tensor, sharded = ranks.select_axes("tensor"), training.mesh.is_sharded
-        step = make_step_parts(module, objective, parts, torch.device("cpu"), sharded=sharded, tensor=tensor)
+        mesh, tensor = training.mesh, ranks.select_axes("tensor")
+        step = make_step_parts(
+            module,
+            objective,
+            parts,
+            torch.device("cpu"),
+            sharded=mesh.is_sharded,
+            tensor=tensor,
+            sequence=mesh.sequence,
+        )
         # No more micro-batches than are simulated.
         distribute_step(step, training.model_copy(update={"batch_size": rows * ranks.data_world}), ranks)
         state = step.assemble()
