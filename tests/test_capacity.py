@@ -5,11 +5,13 @@ import math
 import random
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pytest
 from artifacts import write_artifact
 from typer.testing import CliRunner
 
+from laconic.capacity.pauses import split_pauses
 from laconic.capacity.service_times import ServiceTimes, pool
 from laconic.commands.capacity import parse_limit, parse_rate
 from laconic.commands.command_line import app
@@ -24,7 +26,7 @@ from laconic.capacity.sizing import find_replicas
 MEAN, REQUESTS = 0.01, 40_000
 
 
-def one_server(times: list[float], **changes: float) -> ServiceTimes:
+def one_server(times: list[float], **changes: Any) -> ServiceTimes:
     return ServiceTimes(1, 1, {1: sorted(times)}, {1: sorted(times)}, **{"cpu": 0.0} | changes)
 
 
@@ -75,6 +77,22 @@ def test_replicas_are_the_fewest_that_answer_in_time(monkeypatch: pytest.MonkeyP
     assert high is not None
     assert low < high
     assert pool([times, slower]).alone[1] == [MEAN, 1.5 * MEAN]
+
+
+def test_all_that_arrive_in_a_pause_of_the_machine_wait_for_its_end() -> None:
+    times = [0.001] * 1998 + [0.101] * 2
+    plain, pauses = split_pauses(times)
+    assert plain == [0.001] * 1998
+    assert pauses.seconds == pytest.approx([0.1, 0.1])
+    assert pauses.watched == pytest.approx(2.2)
+    paused = one_server(plain, pauses=pauses)
+    assert paused.capacity == pytest.approx(1000 * 2.0 / 2.2)
+    latencies = simulate(paused, 100, requests=REQUESTS)
+    slow = sum(latency > 0.05 for latency in latencies) / len(latencies)
+    assert slow == pytest.approx(2 / 2.2 * 0.05, rel=0.3), "pauses of 0.1 s, 2 in 2.2 s: half of who arrives in one"
+    alone = one_server(times)
+    assert sum(latency > 0.05 for latency in simulate(alone, 100, requests=REQUESTS)) < 0.02 * len(latencies)
+    assert pool([paused, paused]).pauses.share == pytest.approx(pauses.share)
 
 
 @pytest.mark.parametrize("text", ["2000", "2000/h", "0/s", "-1/s", "2e3/s", "2000 /s", "/s", "nan/s"])

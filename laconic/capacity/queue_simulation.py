@@ -1,4 +1,5 @@
-"""The queue of a server, simulated: random arrivals, one loop that reads and writes, greedy batches."""
+"""The queue of a server, simulated: random arrivals, one loop that reads and writes, greedy batches, pauses of
+the machine."""
 
 import random
 from collections.abc import Generator
@@ -6,6 +7,7 @@ from typing import Any
 
 import simpy
 
+from laconic.capacity.pauses import PausedClock
 from laconic.capacity.service_times import ServiceTimes
 
 WARM_UP = 0.1
@@ -20,6 +22,7 @@ class ServerSimulation:
         self._times = times
         self._rate = rate
         self._random = random.Random(seed)  # noqa: S311 - not for secrets
+        self._clock = PausedClock(times.pauses, random.Random(seed))  # noqa: S311 - not for secrets
         self._environment = simpy.Environment()
         self._loop = simpy.Resource(self._environment, capacity=1)
         self._queue = simpy.Store(self._environment)
@@ -53,7 +56,12 @@ class ServerSimulation:
     def _occupy_loop(self, seconds: float) -> Process:
         with self._loop.request() as turn:
             yield turn
-            yield self._environment.timeout(seconds)
+            yield self._work(seconds)
+
+    def _work(self, seconds: float) -> simpy.Timeout:
+        """Wait for the end of work that takes so many seconds, and the pauses that fall into it."""
+        now = self._environment.now
+        return self._environment.timeout(self._clock.finish(now, seconds) - now)
 
     def _execute(self) -> Process:
         while True:
@@ -65,7 +73,7 @@ class ServerSimulation:
             if self._times.inline:
                 yield from self._occupy_loop(seconds)
             else:
-                yield self._environment.timeout(seconds)
+                yield self._work(seconds)
             self._busy -= 1
             for answered in batch:
                 answered.succeed()

@@ -3,11 +3,13 @@
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 from urllib.parse import SplitResult
 
+from laconic.capacity.pauses import NO_PAUSES, Pauses, split_pauses
 from laconic.errors import RuntimeFailure
 from laconic.loadtest.traffic import OK, Load
 
@@ -25,7 +27,7 @@ class ServiceTimes:
     executors: batches that run at a time. cap: rows of the largest batch. alone, together: the engine's times by the
     rows of a batch, sorted, while it is the only batch and while all executors run one. cpu: processor time of the
     server itself for a request. delay: what is left of a request's time, and occupies nothing. inline: whether batches
-    run where the server reads its requests.
+    run where the server reads its requests. pauses: of the machine, in which neither goes on.
     """
 
     executors: int
@@ -35,14 +37,16 @@ class ServiceTimes:
     cpu: float
     delay: float = 0.0
     inline: bool = False
+    pauses: Pauses = NO_PAUSES
 
     @property
     def capacity(self) -> float:
         """The requests a second that no server with these times can exceed."""
         batches = max(rows / fmean(times) for rows, times in self.together.items())
+        running = 1 - self.pauses.share
         if self.inline:
-            return 1 / (self.cpu + 1 / batches)
-        return min(self.executors * batches, 1 / max(self.cpu, SHORTEST))
+            return running / (self.cpu + 1 / batches)
+        return running * min(self.executors * batches, 1 / max(self.cpu, SHORTEST))
 
     def draw(self, rows: int, share: float, *, together: bool) -> float:
         """Return the engine's time that this share of batches of so many rows does not exceed, between the sizes that
@@ -77,6 +81,7 @@ def pool(rounds: Sequence[ServiceTimes]) -> ServiceTimes:
         cpu=fmean(each.cpu for each in rounds),
         delay=fmean(each.delay for each in rounds),
         inline=first.inline,
+        pauses=reduce(Pauses.join, (each.pauses for each in rounds)),
     )
 
 
@@ -112,23 +117,26 @@ class ServerProbe:
     async def _measure_round(self, executors: int, cap: int, *, inline: bool) -> ServiceTimes:
         sizes = sorted({*(2**power for power in range(cap.bit_length())), cap})
         alone, together = {}, {}
-        delay = cpu = 0.0
+        delay, cpu, pauses = 0.0, 0.0, NO_PAUSES
         for rows in sizes:
-            alone[rows], overhead, spent = await self._measure(rows, 1)
+            times, overhead, spent = await self._measure(rows, 1)
+            alone[rows], seen = split_pauses(times)
+            pauses = pauses.join(seen)
             if rows == 1:
                 delay = max(0.0, overhead - spent)
             together[rows] = alone[rows]
             if executors > 1:
-                together[rows], _, spent = await self._measure(rows, executors)
+                times, _, spent = await self._measure(rows, executors)
+                together[rows], _ = split_pauses(times)
             cpu = spent if rows == 1 else cpu
-        return ServiceTimes(executors, cap, alone, together, cpu, delay, inline)
+        return ServiceTimes(executors, cap, alone, together, cpu, delay, inline, pauses)
 
     async def _measure(self, rows: int, clients: int) -> tuple[list[float], float, float]:
         """Load with requests of so many rows. Return the engine's times, sorted; the mean of what a request takes
         besides, and the server's processor time of that."""
         batches, cpu = await self._read_batches(), read_cpu_seconds(self._process)
         times = await self._run(rows, clients)
-        cpu = read_cpu_seconds(self._process) - cpu
+        spent = sum_spent(cpu, read_cpu_seconds(self._process))
         after = await self._read_batches()
         changes = {size: (count - batches.get(size, (0, 0))[0], ns - batches.get(size, (0, 0))[1])
                    for size, (count, ns) in after.items()}  # fmt: skip
@@ -137,7 +145,7 @@ class ServerProbe:
             raise RuntimeFailure(f"no batch of {rows} rows ran: the engine takes the rows of a request apart")
         engine = 1e-9 * ns / count
         overhead = max(0.0, fmean(times) - engine)
-        return sorted(max(SHORTEST, time - overhead) for time in times), overhead, cpu / len(times)
+        return sorted(max(SHORTEST, time - overhead) for time in times), overhead, spent / len(times)
 
     async def _run(self, rows: int, clients: int) -> list[float]:
         load = Load(self._place, [self._make_request(rows)])
@@ -155,10 +163,16 @@ class ServerProbe:
         }
 
 
-def read_cpu_seconds(process: int) -> float:
-    """Read the processor time of all threads of a process. Raises RuntimeFailure where the system does not count it."""
+def read_cpu_seconds(process: int) -> dict[str, float]:
+    """Read the processor time of each thread of a process, by its id. Raises RuntimeFailure where the system does not
+    count it."""
     try:
         threads = (PROCESSES / str(process) / "task").glob("*/schedstat")
-        return 1e-9 * sum(int(each.read_text().split()[0]) for each in threads)
+        return {path.parent.name: 1e-9 * int(path.read_text().split()[0]) for path in threads}
     except (OSError, IndexError) as error:
         raise RuntimeFailure(f"the processor time of the server cannot be read: {error}") from None
+
+
+def sum_spent(before: Mapping[str, float], after: Mapping[str, float]) -> float:
+    """Sum the processor time that threads spent between two readings, without those that ended meanwhile."""
+    return sum(seconds - before.get(thread, 0.0) for thread, seconds in after.items())
