@@ -30,6 +30,7 @@ from train.planner.mesh_plots import plot_meshes
 from train.planner.mesh_prediction import list_cases, predict_mesh
 from train.planner.mesh_summary import summarize_meshes
 from train.planner.meta_model import open_meta_model
+from train.planner.prediction import predict_rank
 from train.planner.simulate import trace_memory
 from train.planner.stage_footprint import StageCase, combine_footprints
 from train.planner.stage_simulation import make_job
@@ -49,6 +50,7 @@ MESHES = {
     },
 }
 """By the number of ranks."""
+SEQUENCE = {"tensor": 2, "sequence": True}
 KINDS = {2: ("llama", "gpt2"), 4: ("llama",)}
 """Models by the number of ranks: on four, GPT-2 would take 20 seconds more to say the same."""
 
@@ -86,6 +88,7 @@ def measure(folder, training, ranks):
             CPU,
             sharded=training.mesh.is_sharded,
             tensor=ranks.select_axes("tensor"),
+            sequence=training.mesh.sequence,
             pipeline=make_pipeline(training.mesh, ranks, batch),
         )
         distribute_step(parts, training, ranks)
@@ -105,6 +108,11 @@ def measure_each(rank, folder):
             for name, mesh in MESHES[world].items():
                 training = settings(mesh)
                 figures[f"{kind} {name}"] = measure(folder / kind, training, Ranks.of(rank, world, CPU, training.mesh))
+            if world == 2:
+                training = settings(SEQUENCE)
+                figures[f"{kind} sequence"] = measure(
+                    folder / kind, training, Ranks.of(rank, world, CPU, training.mesh)
+                )
     (folder / f"{world}-{rank}.json").write_text(json.dumps(figures))
 
 
@@ -143,6 +151,13 @@ def test_the_prediction_is_what_each_rank_measures(world, kind, name, measured):
         expected = figure[f"{kind} {name}"]
         found = prediction.ranks[rank // apart]
         assert sum_categories(found) == pytest.approx(expected, rel=0.03)
+
+
+@pytest.mark.parametrize("kind", KINDS[2])
+def test_the_prediction_for_parts_of_the_sequence_is_what_a_rank_measures(kind, measured):
+    folder, figures = measured
+    prediction = predict_rank(open_meta_model(folder / kind), settings(SEQUENCE), LENGTH, RATES, 2, whole=True)
+    assert prediction.peak == pytest.approx(figures[2][0][f"{kind} sequence"], rel=1e-3)
 
 
 def test_what_is_not_simulated_is_on_the_line_through_what_is(tmp_path):

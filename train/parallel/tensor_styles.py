@@ -87,8 +87,8 @@ class SplitInputs:
 
 
 class KeepWhole:
-    """All ranks have all weights of a module. per_head: each applies them to its own heads, so that what they learn is
-    summed. members: the modules in it whose weights it uses, where these are not its own alone."""
+    """All ranks have all weights of a module. per_head: each applies them to its own heads or positions, so that what
+    they learn is summed. members: the modules in it whose weights it uses, where these are not its own alone."""
 
     def __init__(self, members: Sequence[nn.Module] = (), *, per_head: bool = False) -> None:
         self.members, self.per_head = members, per_head
