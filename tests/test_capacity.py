@@ -90,6 +90,7 @@ def test_all_that_arrive_in_a_pause_of_the_machine_wait_for_its_end() -> None:
     latencies = simulate(paused, 100, requests=REQUESTS)
     slow = sum(latency > 0.05 for latency in latencies) / len(latencies)
     assert slow == pytest.approx(2 / 2.2 * 0.05, rel=0.3), "pauses of 0.1 s, 2 in 2.2 s: half of who arrives in one"
+    assert min(simulate(paused, 0.2, requests=500)) == pytest.approx(0.001), "pauses between requests are past"
     alone = one_server(times)
     assert sum(latency > 0.05 for latency in simulate(alone, 100, requests=REQUESTS)) < 0.02 * len(latencies)
     assert pool([paused, paused]).pauses.share == pytest.approx(pauses.share)

@@ -62,20 +62,20 @@ class PausedClock:
     def finish(self, start: float, seconds: float) -> float:
         """Return when work ends that begins at `start` and takes so many seconds. Starts never go back in time."""
         end = start + seconds
+        self._draw(end)
         while self._coming and self._coming[0].end <= start:
             self._coming.popleft()
         number = 0
-        while (pause := self._get(number, end)) is not None:
-            end += pause.end - max(pause.begin, start)
+        while number < len(self._coming) and self._coming[number].begin < end:
+            end += self._coming[number].end - max(self._coming[number].begin, start)
+            self._draw(end)
             number += 1
         return end
 
-    def _get(self, number: int, before: float) -> Pause | None:
-        """Return one of the coming pauses; None where it does not begin before a time."""
+    def _draw(self, until: float) -> None:
+        """Draw the pauses that come up to a time."""
         seen = self._pauses
-        while seen.seconds and number >= len(self._coming) and self._last <= before:
+        while seen.seconds and self._last <= until:
             begin = self._last + self._random.expovariate(len(seen.seconds) / seen.watched)
             self._last = begin + self._random.choice(seen.seconds)
             self._coming.append(Pause(begin, self._last))
-        is_before = number < len(self._coming) and self._coming[number].begin < before
-        return self._coming[number] if is_before else None
