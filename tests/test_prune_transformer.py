@@ -16,7 +16,7 @@ from compress.prune.layers import Layers
 from compress.prune.unit_pruning import Ffn, Heads
 from compress.transformer.blockwise import BlockwisePass
 from compress.transformer.proof import mask_units, prove, relative_difference, skip_blocks
-from compress.transformer.surgery import keep_blocks, keep_units, update_config
+from compress.transformer.surgery import BLOCKS, keep_blocks, keep_units, update_config
 from export.capture.capture import capture
 from laconic.errors import PruningError, RecipeError, SourceError, UsageError
 from laconic.models.anatomy import anatomy
@@ -241,6 +241,22 @@ def test_what_is_left_stands_in_for_what_was_cut(folders, tmp_path):
         for compensate in (False, True)
     )
     assert context.fidelity(fitted).mean() > context.fidelity(plain).mean()
+
+
+def test_neighbouring_blocks_that_turn_the_hidden_states_least_go(tmp_path):
+    checkpoint = load_source(models.save_llama(tmp_path / "model", layers=4))
+    for name, weight in checkpoint.module.named_parameters():
+        weight.data *= 1e-3 if any(f"layers.{index}." in name for index in (1, 2)) and "proj" in name else 1
+    cut = Layers(keep=0.5, criterion="angle").apply(checkpoint, contexts.torch_context(checkpoint, tmp_path))
+    assert cut.history[-1].structure == {BLOCKS: [0, 3]}
+    assert cut.history[-1].figures["proof"] < 1e-5
+
+
+def test_a_last_key_value_head_keeps_its_query_heads(folders, tmp_path):
+    checkpoint = load_source(folders["Llama"])
+    cut = Heads(keep=0.5, steps=3).apply(checkpoint, contexts.torch_context(checkpoint, tmp_path))
+    assert [(site.units, site.width) for site in anatomy(cut.module).of("heads")] == [(2, 8), (2, 8)]
+    assert [cut.history[-1].figures[name] for name in ("units", "units before")] == [2, 4]
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,12 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from torch import nn
 
+from compress.prune.block_angles import find_redundant_run
 from compress.statistics.layer_inputs import forward_batches
 from compress.transformer.proof import prove, skip_blocks
 from compress.transformer.refit_blocks import find_target, refit_blocks
@@ -22,16 +23,18 @@ from laconic.recipes.stage import Property, TorchContext, TorchStage
 class Layers(TorchStage):
     """Remove whole blocks.
 
-    keep: the share of blocks that stays; blocks are removed one after another, each time the one without which the
-    fidelity is highest, at the cost of one measurement per remaining block. drop: the indices of the blocks to remove,
-    from 0, if they are known. compensate: refit the remaining blocks, by least squares, to the original's activations.
-    samples: how many calibration samples to use for it.
+    keep: the share of blocks that stays. criterion: with `fidelity`, blocks are removed one after another, each time
+    the one without which the fidelity is highest, at the cost of one measurement per remaining block; with `angle`,
+    neighbouring blocks that turn the hidden states least, at the cost of one pass over the calibration samples. drop:
+    the indices of the blocks to remove, from 0, if they are known. compensate: refit the remaining blocks, by least
+    squares, to the original's activations. samples: how many calibration samples to use.
     """
 
     lossy: ClassVar[bool] = True
     breaks: ClassVar[frozenset[Property]] = frozenset({"zeros", "ranges", "factors"})
 
     keep: Annotated[float, Field(gt=0, le=1)] = 0.75
+    criterion: Literal["fidelity", "angle"] = "fidelity"
     drop: tuple[Annotated[int, Field(ge=0)], ...] | None = None
     compensate: bool = True
     samples: Annotated[int, Field(ge=1)] = 1024
@@ -76,12 +79,14 @@ class Layers(TorchStage):
         return [index for index in range(count) if index not in gone]
 
     def select(self, checkpoint: Checkpoint, context: TorchContext, count: int) -> list[int]:
-        """Return the blocks that stay when blocks are removed greedily by the fidelity of the output without them (as
-        in Men et al., ShortGPT, 2024, who score blocks by the similarity of their input and output)."""
+        """Return the blocks that stay, by the criterion. Raises RecipeError where none would."""
         least = round(count * self.keep)
         if least < 1:
             raise RecipeError(f"keep: {self.keep} of {count} blocks leaves none. Keep at least {1 / count:.2g}")
         kept = list(range(count))
+        if self.criterion == "angle":
+            first = find_redundant_run(checkpoint.module, context.task, context.calibrate, count - least)
+            return kept[:first] + kept[first + count - least :]
         while len(kept) > least:
             scores = {}
             for index in kept:

@@ -53,17 +53,17 @@ class UnitPruning(TorchStage):
         """Return the checkpoint with fewer units. Raises SourceError for an unknown architecture, RecipeError for a
         share that leaves a block without units, PruningError where the proof fails."""
         context = replace(context, calibrate=context.calibrate.take(self.samples, context.seed))
-        totals = [site.units for site in anatomy(checkpoint.module).of(self.units)]
+        sites = anatomy(checkpoint.module).of(self.units)
         module, error = checkpoint.module, 0.0
         with context.steps.step(f"prune {self.units}", self.steps) as step:
             for number in range(1, self.steps + 1):
-                module, worst = self.prune_step(replace(checkpoint, module=module), context, totals, number)
+                module, worst = self.prune_step(replace(checkpoint, module=module), context, sites, number)
                 error = max(error, worst)
                 step.advance()
         update_config(module)
         left = anatomy(module).of(self.units)
-        remaining = sum(site.units for site in left)
-        figures = {"proof": error, "units": float(remaining), "units before": float(sum(totals))}
+        remaining = sum(now.units * now.width / was.width for now, was in zip(left, sites, strict=True))
+        figures = {"proof": error, "units": remaining, "units before": float(sum(site.units for site in sites))}
         structure = describe_structure(read_sizes(checkpoint.module), module, left)
         return checkpoint.after(
             self.make_record(f"prune.{self.units}", checkpoint, context, figures, structure), module
@@ -75,11 +75,12 @@ class UnitPruning(TorchStage):
         replay_structure(module, record.structure)
 
     def prune_step(
-        self, checkpoint: Checkpoint, context: TorchContext, totals: Sequence[int], number: int
+        self, checkpoint: Checkpoint, context: TorchContext, whole: Sequence[Site], number: int
     ) -> tuple[nn.Module, float]:
-        """Return a copy of the module after pruning step `number`, and the error of its proof."""
+        """Return a copy of the module after pruning step `number`, and the error of its proof. whole: the sites before
+        the first step."""
         share = 1 - (1 - self.keep) * number / self.steps
-        counts = self.counts(checkpoint, context, totals, share)
+        counts = self.counts(checkpoint, context, whole, share)
         module = copy.deepcopy(checkpoint.module)
         original, counterparts = find_target(checkpoint, context)
         batches = list(forward_batches(context.task, context.calibrate))
@@ -91,15 +92,17 @@ class UnitPruning(TorchStage):
             raise broken_cut(f"it does not run: {str(error).splitlines()[0]}") from error
         return module, self.proof(checkpoint.module, kept, context)
 
-    def counts(self, checkpoint: Checkpoint, context: TorchContext, totals: Sequence[int], share: float) -> list[int]:
+    def counts(self, checkpoint: Checkpoint, context: TorchContext, whole: Sequence[Site], share: float) -> list[int]:
         """Return how many units of each block stay. Raises RecipeError if a block would have none."""
         present = anatomy(checkpoint.module).of(self.units)
-        targets = [min(round(total * share / self.multiple) * self.multiple, total) for total in totals]
-        if min(targets) < 1:
+        wanted = [min(round(site.units * share / self.multiple) * self.multiple, site.units) for site in whole]
+        if min(wanted) < 1:
             raise RecipeError(
-                f"keep: {self.keep} of {min(totals)} units leaves none, in multiples of {self.multiple}. Keep more, or "
-                f"drop whole blocks (prune.layers)"
+                f"keep: {self.keep} of {min(site.units for site in whole)} units leaves none, in multiples of "
+                f"{self.multiple}. Keep more, or drop whole blocks (prune.layers)"
             )
+        # Where one key-value head is left, its query heads are units, each of which is narrower.
+        targets = [count * was.width // now.width for count, was, now in zip(wanted, whole, present, strict=True)]
         if self.allocate == "uniform" or sum(targets) == sum(site.units for site in present):
             return [min(count, site.units) for count, site in zip(targets, present, strict=True)]
         probe = replace(checkpoint, module=copy.deepcopy(checkpoint.module))
