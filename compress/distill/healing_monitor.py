@@ -8,7 +8,6 @@ from pathlib import Path
 
 from torch import nn
 
-from laconic.errors import RecipeError
 from laconic.models.weights import fill, read_safetensors, write_weights
 from train.step.train_state import StepCallback, TrainState
 
@@ -79,15 +78,7 @@ class HealingMonitor:
 
     def event(self, state: TrainState) -> StepCallback:
         """Make the event that evaluates after a step, brings the schedule to its end when the time limit nears or the
-        fidelity stops improving, and then ends the run.
-
-        Raises RecipeError for techniques that keep the weights in another form.
-        """
-        if missing := set(self._plain.state_dict()) - set(state.weights()):
-            raise RecipeError(
-                f"healing evaluates the weights during training, and {min(missing)} is kept in another form. Remove "
-                f"lora and qlora, or use a stage that does not evaluate, like distill.features"
-            )
+        fidelity stops improving, and then ends the run."""
         began: tuple[int, float] | None = None
         cooling = False
 
@@ -114,7 +105,7 @@ class HealingMonitor:
 
     def _evaluate(self, state: TrainState, done: int) -> None:
         if done not in self.evaluations:
-            weights = state.weights()
+            weights = state.merged_weights()
             self._plain.load_state_dict({name: weights[name] for name in self._plain.state_dict()})
             self._keep(done, self._measure(self._plain))
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import is_fake
 from transformers.pytorch_utils import Conv1D
 
@@ -112,7 +112,14 @@ class Lora(Technique):
             for name, parameter in module.named_parameters():
                 parameter.requires_grad_(before[name])
 
+        def merge(weights: dict[str, Tensor]) -> None:
+            for name, layer in layers.items():
+                weights[f"{name}.weight"] = self._read_frozen(layer).float() + layer.get_delta_weight(ADAPTER)
+                if (bias := getattr(layer.get_base_layer(), "bias", None)) is not None:
+                    weights[f"{name}.bias"] = bias.float()
+
         parts.on_restore(undo)
+        parts.modules.on_merge(merge)
 
     def _inject(self, parts: StepParts, names: Sequence[str]) -> dict[str, Any]:
         """Replace layers by peft's, and freeze everything but the adapters. Returns peft's layers by name."""
@@ -154,6 +161,11 @@ class Lora(Technique):
 
     def _encode_frozen(self, parts: StepParts, layers: Mapping[str, Any]) -> None:
         """Replace the frozen weights by an encoded form, where a subclass has one."""
+
+    def _read_frozen(self, layer: Any) -> Tensor:
+        """Return the frozen weight of a layer in its original layout."""
+        weight: Tensor = layer.get_base_layer().weight
+        return weight
 
     def _decode_frozen(self, layer: Any) -> None:
         """Put the weights of the original form back into a layer."""

@@ -74,6 +74,11 @@ class Qlora(Lora):
             parts.host.wait()
             layer.base_layer = Nf4Linear(original, weight, values, pairs, double=self.double_quantization)
 
+    def _read_frozen(self, layer: Any) -> Tensor:
+        frozen: Nf4Linear = layer.get_base_layer()
+        weight = frozen.dequantize(torch.float32)
+        return weight.t() if frozen.transposed else weight
+
     def _decode_frozen(self, layer: Any) -> None:
         layer.base_layer = layer.base_layer.restore()
 

@@ -117,6 +117,10 @@ class TrainState:
         """Return the parameters and buffers by name, as snapshots keep them."""
         return self.modules.weights()
 
+    def merged_weights(self) -> dict[str, Tensor]:
+        """Return the weights by name, as the model has them without techniques such as low-rank adapters."""
+        return self.modules.merged_weights()
+
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:
         """Have the averages of the weights in their place in the body, where there are any."""

@@ -26,6 +26,7 @@ class TrainedModules:
         self._extra: dict[str, nn.Module] = {}
         self._undo: list[Callable[[], None]] = []
         self._refresh: list[Callable[[], None]] = []
+        self._merges: list[Callable[[dict[str, Tensor]], None]] = []
 
     def add(self, name: str, module: nn.Module) -> None:
         """Train a further module (the learned ranges of a quantizer, the projections of a distillation loss).
@@ -42,6 +43,11 @@ class TrainedModules:
         """Call `refresh` when weights were loaded from a snapshot: for copies of them in another place or dtype."""
         self._refresh.append(refresh)
 
+    def on_merge(self, merge: Callable[[dict[str, Tensor]], None]) -> None:
+        """Call `merge` where the weights of the model without techniques are asked for: it adds those that it keeps in
+        another form, under their own names."""
+        self._merges.append(merge)
+
     def refresh_copies(self) -> None:
         """Update the copies of weights after these were loaded."""
         for refresh in self._refresh:
@@ -56,6 +62,14 @@ class TrainedModules:
         weights = dict(self.model.state_dict())
         for prefix, module in self._extra.items():
             weights |= {f"{prefix}.{name}": value for name, value in module.state_dict().items()}
+        return weights
+
+    @torch.no_grad()
+    def merged_weights(self) -> dict[str, Tensor]:
+        """Return the weights as the model has them without techniques, which stay as they are."""
+        weights = self.weights()
+        for merge in self._merges:
+            merge(weights)
         return weights
 
     def restore(self) -> nn.Module:
