@@ -19,12 +19,12 @@ from compress.checkpoint_report import (
     find_missed_by_checkpoint,
     write_report,
 )
-from export.lineage import Lineage, open_lineage, summarize_fidelity
+from export.lineage import Lineage, open_lineage, summarize_quality
 from export.pipeline import Result, write_artifact
 from export.sources import as_checkpoint_source
-from laconic.arrays import Array
+from laconic.arrays import Array, Arrays
 from laconic.artifacts.artifact import check_destination
-from laconic.artifacts.ledger import make_ledger
+from laconic.artifacts.ledger import DIVERGENCE, format_divergence, make_ledger
 from laconic.artifacts.record import Record
 from laconic.artifacts.verdict import Comparison
 from laconic.cache import Cache
@@ -39,7 +39,7 @@ from laconic.recipes.splits import TestPart
 from laconic.recipes.stage import Property, Stage, TorchContext, TorchStage, find_made_properties
 from laconic.recipes.stage_order import PROPERTY_DESCRIPTIONS
 from laconic.runtimes.predict import predict
-from laconic.tasks.fidelity import measure_fidelity
+from laconic.tasks.fidelity import measure_divergence, measure_fidelity
 from laconic.units import format_bytes, format_count, format_fidelity
 from train.parallel.ranks import Ranks
 from train.precision import settle_precision
@@ -200,17 +200,26 @@ class StageRun:
         checkpoint = self.stage.apply(self.checkpoint, self.context)
         shutil.rmtree(self.context.work, ignore_errors=True)
         record = checkpoint.history[-1]
-        fidelity = summarize_fidelity(self.fidelity(checkpoint))
-        figures = {**record.figures, **measure_footprint(checkpoint).figures(), **fidelity}
+        figures = {**record.figures, **measure_footprint(checkpoint).figures(), **self.compare(checkpoint)}
         record = record.model_copy(update={"figures": figures})
         return replace(checkpoint, history=(*checkpoint.history[:-1], record))
 
     def fidelity(self, checkpoint: Checkpoint) -> Array:
         """Measure the fidelity of a checkpoint's outputs to the original's, per validation sample: [samples]."""
-        choose, task = self.lineage.job.samples.choose, checkpoint.task
+        return measure_fidelity(checkpoint.task, *self.answer(checkpoint))
+
+    def compare(self, checkpoint: Checkpoint) -> dict[str, float]:
+        """Compare a checkpoint's outputs with the original's, for the history."""
+        task, outputs = checkpoint.task, self.answer(checkpoint)
+        divergence = float(measure_divergence(task, *outputs).mean())
+        return summarize_quality(task, measure_fidelity(task, *outputs), divergence)
+
+    def answer(self, checkpoint: Checkpoint) -> tuple[Arrays, Arrays]:
+        """Return the original's outputs for the validation samples, and a checkpoint's: [samples, ...] by name."""
+        choose = self.lineage.job.samples.choose
         reference = self.lineage.reference(choose)
         with TorchSession(checkpoint.module, checkpoint.inputs, checkpoint.outputs, cores()) as session:
-            return measure_fidelity(task, reference, predict(session, task, choose))
+            return reference, predict(session, checkpoint.task, choose)
 
 
 def find_broken(stage: Stage, history: Sequence[Record]) -> Iterator[tuple[Record, Property]]:
@@ -223,7 +232,9 @@ def find_broken(stage: Stage, history: Sequence[Record]) -> Iterator[tuple[Recor
 def format_record(record: Record) -> str:
     """Format fidelity and sizes after a stage on one line."""
     figures = record.figures
+    divergence = f"divergence {format_divergence(figures[DIVERGENCE])}, " if DIVERGENCE in figures else ""
     return (
-        f"fidelity {format_fidelity(figures['fidelity'])}, {format_count(figures['parameters'])} parameters, "
-        f"{format_bytes(figures['bytes'])}, {format_count(figures['multiply-adds'])} multiply-adds"
+        f"fidelity {format_fidelity(figures['fidelity'])}, {divergence}"
+        f"{format_count(figures['parameters'])} parameters, {format_bytes(figures['bytes'])}, "
+        f"{format_count(figures['multiply-adds'])} multiply-adds"
     )

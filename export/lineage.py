@@ -8,6 +8,7 @@ from typing import Any
 from export.reference_texts import write_reference_texts
 from export.sources import open_source
 from laconic.arrays import Array, Arrays
+from laconic.artifacts.ledger import DIVERGENCE
 from laconic.artifacts.record import Record
 from laconic.cache import Cache, open_scratch_folder
 from laconic.data.dataset import Dataset
@@ -22,6 +23,7 @@ from laconic.recipes.splits import TestPart, describe_uncertainty, split_samples
 from laconic.recipes.stage import Context, Stage, describe_stage
 from laconic.registry import trust_addresses
 from laconic.runtimes.predict import predict
+from laconic.tasks.answer_comparison import AnswerComparison
 
 
 class Lineage:
@@ -124,6 +126,9 @@ def open_lineage(
         yield Lineage(source, Job(recipe, samples, folder, steps, cache))
 
 
-def summarize_fidelity(fidelity: Array) -> dict[str, float]:
-    """Summarize a fidelity per sample, [samples], as its mean and its lowest value, for the history."""
-    return {"fidelity": round(float(fidelity.mean()), 6), "fidelity worst": round(float(fidelity.min()), 6)}
+def summarize_quality(task: AnswerComparison, fidelity: Array, divergence: float) -> dict[str, float]:
+    """Summarize how like the original's the outputs are, for the history: the mean and the lowest fidelity, and of
+    models that write the divergence. fidelity: [samples]. divergence: the mean over samples."""
+    figures = {"fidelity": float(fidelity.mean()), "fidelity worst": float(fidelity.min())}
+    figures |= {DIVERGENCE: divergence} if task.measures_perplexity else {}
+    return {name: round(value, 6) for name, value in figures.items()}

@@ -28,7 +28,7 @@ from export.candidates.multiply_adds import count_products, limit_samples
 from export.candidates.plan_evaluator import PlanEvaluator
 from export.candidates.race import measure_chosen, race
 from export.capture.graph_file import list_unquantized
-from export.lineage import Lineage, open_lineage, summarize_fidelity
+from export.lineage import Lineage, open_lineage, summarize_quality
 from export.placements.split_decoder import is_text_decoder
 from export.report.report import render_report
 from export.sources import capture_graph, copy_graph, find_divergence, measure_capture_error
@@ -279,8 +279,8 @@ class EngineBuild:
 
     def record_stage(self, name: str, stage: PlanStage, chosen: EngineCandidate, seconds: float) -> None:
         """Append the quantization stage to the history, with its size, fidelity and duration."""
-        key = self.lineage.context(name, stage).key
-        figures = {"bytes": folder_size(chosen.model.parent), **summarize_fidelity(chosen.fidelity)}
+        size, key = folder_size(chosen.model.parent), self.lineage.context(name, stage).key
+        figures = {"bytes": size, **summarize_quality(self.task, chosen.fidelity, chosen.divergence)}
         self.lineage.history.append(Record(stage=name, config=dump_settings(stage), key=key, figures=figures))
         self.lineage.seconds[key] = seconds
 

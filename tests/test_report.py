@@ -257,10 +257,11 @@ def test_candidates_are_listed_with_the_chosen_one(tmp_path):
     assert "<h2>Candidates" not in page()
 
 
-def staged(**changes):
-    """A page about a model that was pruned, healed and quantized."""
+def staged(written=None, **changes):
+    """A page about a model that was pruned, healed and quantized. written: further figures of one that writes."""
     start = {"parameters": 1000.0, "bytes": 4000.0, "multiply-adds": 900.0}
     after = {"parameters": 500.0, "bytes": 2000.0, "multiply-adds": 300.0, "fidelity": 0.9, "fidelity worst": 0.7}
+    after |= written or {}
     history = (
         Record(stage="earlier", config={}, key="e", figures=start),
         Record(stage="prune.heads", config={"keep": 0.5}, key="p", figures=after),
@@ -283,9 +284,12 @@ def test_sizes_and_fidelity_after_each_stage_are_a_table_and_two_plots():
         "quantize.static 1.0 kB (25 %) 0.95000",
     ]
     assert len(tree(html).findall(".//figure/svg")) == 4
+    assert "divergence, nats" not in html
     ids = re.findall(r' id="([^"]*)"', html)
     assert len(ids) == len(set(ids))
     assert "after each stage" not in page()
+    (table,) = tree(staged({"divergence": 0.01234})).findall(".//table[@class='changes']")
+    assert [row[6].text for row in table.iter("tr")] == ["divergence, nats", None, "0.0123", "0.0123", None]
 
 
 def trial(name, speedup, fidelity, **changes):

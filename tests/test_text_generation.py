@@ -354,6 +354,8 @@ def test_an_artifact_is_proven_along_what_the_original_writes(artifacts):
     assert fidelity[8] > fidelity[4] > 0.5
     assert fidelity[8] > 0.98
     assert made[8].size > made[4].size
+    divergence = {bits: each.manifest.history[-1].figures["divergence"] for bits, each in made.items()}
+    assert 0 < divergence[8] < divergence[4]
     figures = {name for each in made[8].manifest.verdict.information for name in each.figures}
     assert {"agreement", "prefix_kept", "exp_minus_kl"} <= figures
     figures, interval = (getattr(made[8].manifest.verdict.drift[0], name) for name in ("figures", "intervals"))

@@ -31,7 +31,7 @@ class EngineCandidate:
 
     fidelity: per validation sample, [samples]. met: whether it meets the goal. arithmetic: the share of the weights
     that each arithmetic multiplies with, as the engine reports it. products: each with the kernel that runs. speedup:
-    over the original, 1 until it is timed.
+    over the original, 1 until it is timed. divergence: the mean over the validation samples.
     """
 
     option: EngineOption
@@ -42,6 +42,7 @@ class EngineCandidate:
     arithmetic: Mapping[str, float] = field(default_factory=dict)
     products: tuple[Product, ...] = ()
     speedup: float = 1.0
+    divergence: float = 0.0
 
     @property
     def name(self) -> str:

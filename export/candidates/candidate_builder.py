@@ -170,7 +170,7 @@ class CandidateBuilder:
         plan = option.adapt(evaluator.graph, plan)
         limit = self.job.recipe.goal.max_size
         met = met and (limit is None or folder_size(folder) <= limit)
-        return EngineCandidate(option, plan, model, best.fidelity, met)
+        return EngineCandidate(option, plan, model, best.fidelity, met, divergence=best.divergence)
 
 
 def measure_lag(

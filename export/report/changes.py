@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from export.report.charts import plot_fidelity, plot_pareto_front, plot_sizes
-from laconic.artifacts.ledger import StageEntry, format_config, format_entry
+from laconic.artifacts.ledger import DIVERGENCE, StageEntry, format_config, format_entry
 from laconic.timing.measurements import TrialRecord
 from laconic.units import format_duration, format_fidelity
 
@@ -14,10 +14,11 @@ from laconic.units import format_duration, format_fidelity
 @dataclass(frozen=True)
 class Changes:
     """Sizes and fidelity after each stage. rows: stage, settings, table cells by name, duration. pictures: captions and
-    SVG; none for a single stage."""
+    SVG; none for a single stage. has_divergence: whether the model writes, and its divergence was measured."""
 
     rows: Sequence[tuple[str, str, Mapping[str, str], str]]
     pictures: Sequence[tuple[str, Markup]]
+    has_divergence: bool = False
 
     @classmethod
     def of(cls, entries: Sequence[StageEntry]) -> "Changes":
@@ -31,12 +32,12 @@ class Changes:
             )
             for entry in entries
         ]
+        diverges = any(DIVERGENCE in entry.figures for entry in entries)
         if len(entries) < 3:
-            return cls(rows, ())
+            return cls(rows, (), diverges)
         sizes, faith = Markup(plot_sizes(entries)), Markup(plot_fidelity(entries))  # noqa: S704
-        return cls(
-            rows, (("Size after each stage, relative to the source", sizes), ("Fidelity after each stage", faith))
-        )
+        pictures = ("Size after each stage, relative to the source", sizes), ("Fidelity after each stage", faith)
+        return cls(rows, pictures, diverges)
 
 
 @dataclass(frozen=True)

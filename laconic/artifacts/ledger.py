@@ -11,6 +11,9 @@ JSON = "report.json"
 """The file beside a checkpoint that holds the ledger, for programs."""
 
 START = "source"
+DIVERGENCE = "divergence"
+"""The figure of models that write: the mean divergence of the next token's distributions from the original's, in
+nats."""
 SIZES = ("parameters", "bytes", "multiply-adds")
 """Figures that a stage reduces."""
 
@@ -62,6 +65,11 @@ def format_config(config: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in shown.items() if value not in (None, False, (), [], ""))
 
 
+def format_divergence(nats: float) -> str:
+    """Format a divergence with three significant digits."""
+    return f"{nats:.3g}"
+
+
 def format_entry(entry: StageEntry) -> dict[str, str]:
     """Format an entry's figures, by column; empty where one is not known."""
     figures, left = entry.figures, entry.left
@@ -71,6 +79,7 @@ def format_entry(entry: StageEntry) -> dict[str, str]:
         "multiply-adds": (format_count, "multiply-adds"),
         "fidelity": (format_fidelity, "fidelity"),
         "worst": (format_fidelity, "fidelity worst"),
+        "divergence": (format_divergence, DIVERGENCE),
     }
     cells = {name: write(figures[key]) if key in figures else "" for name, (write, key) in columns.items()}
     for name, key in (("parameters", "parameters"), ("size", "bytes"), ("multiply-adds", "multiply-adds")):

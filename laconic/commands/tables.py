@@ -12,7 +12,7 @@ from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.compare import make_rows
 from laconic.artifacts.gain import format_speedup, list_gains
 from laconic.artifacts.inspection import Check
-from laconic.artifacts.ledger import StageEntry, format_config, format_entry, make_ledger
+from laconic.artifacts.ledger import DIVERGENCE, StageEntry, format_config, format_entry, make_ledger
 from laconic.artifacts.manifest import REPORT
 from laconic.artifacts.verdict import Comparison, Verdict
 from laconic.commands.console import OUT, make_table
@@ -65,10 +65,12 @@ def print_checkpoint(path: Path, report: Mapping[str, Any]) -> None:
 
 def make_stage_table(entries: Sequence[StageEntry], title: str) -> Table:
     """Make the table of sizes and fidelity after each stage."""
-    table = make_table(title, "stage", "parameters", "size", "fidelity", "worst", right=(1, 2, 3, 4))
+    columns = ["parameters", "size", "fidelity", "worst"]
+    columns += ["divergence"] * any(DIVERGENCE in entry.figures for entry in entries)
+    table = make_table(title, "stage", *columns, right=tuple(range(1, len(columns) + 1)))
     for entry in entries:
         cells = format_entry(entry)
-        table.add_row(entry.stage, *(cells[name] for name in ("parameters", "size", "fidelity", "worst")))
+        table.add_row(entry.stage, *(cells[name] for name in columns))
     return table
 
 
