@@ -21,6 +21,7 @@ from compress.search.constraints import Constraints
 from compress.search.evaluation import measure_artifact, open_context
 from compress.search.search_candidate import describe_misses
 from compress.transformer.surgery import keep_units
+from export.formats.quantized_model import read_quantized_model
 from export.pipeline import export
 from export.placements.split_decoder import split_decoder
 from export.sources import capture_graph
@@ -302,9 +303,12 @@ OUT_OF_REACH = {"max_divergence": 1e-9, "max_first_token": "1 ns", "min_tokens_p
 MISSED = ("divergence of the next token is ", "time to the first token is ", "the tokens behind the first come at ")
 
 
+CUTS = [{"prune.heads": {"keep": 0.5}}, {"prune.ffn": {"keep": 0.5}}, {"distill.heal": {"steps": 2}}]
+
+
 @pytest.fixture(scope="module")
 def artifacts(tmp_path_factory):
-    """Llama with weights in 8 and in 4 bits, from texts without answers."""
+    """Llama with weights in 8 bits, and with half of its units, healed and in 4 bits; from texts without answers."""
     folder = tmp_path_factory.mktemp("artifacts")
     source = save(folder / "source", "llama")
     texts = load_source(source, task=TASK).task.examples(90)
@@ -315,7 +319,8 @@ def artifacts(tmp_path_factory):
             "source": str(source),
             "task": TASK,
             "data": {"calibrate": str(folder / "texts.txt")},
-            "stages": [{"quantize.weights": {"bits": bits, "group_size": 16}}],
+            "stages": [*(CUTS if bits == 4 else ()), {"quantize.weights": {"bits": bits, "group_size": 16}}],
+            "heal": False,
             "goal": {"fidelity": 0.5}
             | {key: goal for key, goal in OUT_OF_REACH.items() if bits == 8 or key != "max_divergence"},
             "engine_only": "openvino",
@@ -354,8 +359,11 @@ def test_an_artifact_is_proven_along_what_the_original_writes(artifacts):
     assert fidelity[8] > fidelity[4] > 0.5
     assert fidelity[8] > 0.98
     assert made[8].size > made[4].size
-    divergence = {bits: each.manifest.history[-1].figures["divergence"] for bits, each in made.items()}
-    assert 0 < divergence[8] < divergence[4]
+    figures = {bits: [each.figures["divergence"] for each in one.manifest.history] for bits, one in made.items()}
+    assert [len(each) for each in figures.values()] == [1, 4]
+    assert 0 < figures[8][0] < min(figures[4])
+    config = read_quantized_model(made[4]).model.config
+    assert (config.num_attention_heads, config.num_key_value_heads, config.intermediate_size) == (2, 1, 32)
     figures = {name for each in made[8].manifest.verdict.information for name in each.figures}
     assert {"agreement", "prefix_kept", "exp_minus_kl"} <= figures
     figures, interval = (getattr(made[8].manifest.verdict.drift[0], name) for name in ("figures", "intervals"))
