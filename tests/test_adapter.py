@@ -9,10 +9,10 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from laconic.errors import SourceError, UsageError
-from laconic.models.adapter import CONFIG, WEIGHTS
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.source_loading import load_source
 from laconic.progress import Steps
+from laconic.runtimes.adapter_config import CONFIG, WEIGHTS
 from laconic.tasks.text import WORDS
 from train.finetune.finetune import finetune
 from train.settings import TrainingRecipe

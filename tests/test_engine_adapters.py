@@ -1,11 +1,9 @@
-"""What OpenVINO GenAI does with adapters beside a graph of Laconic, and why adapters are served merged."""
+"""What OpenVINO GenAI does with adapters beside a graph of Laconic, and why another engine computes with them."""
 
 import numpy as np
-import peft
 import pytest
-import torch
-import transformers
 from chat_models import CONTEXT, COUNT, make_tokenizer, open_chat_model, render
+from lora_models import make_adapter, write_greedily
 
 pytest.importorskip("openvino_genai")
 from laconic.runtimes.generator import Sampling
@@ -18,31 +16,12 @@ import openvino_genai as genai  # isort: skip
 TOKENS, ALPHA, RANK = 24, 16, 8
 
 
-def make_adapter(source, folder):
-    """An adapter that changes what the model writes, and the model with it."""
-    torch.manual_seed(0)
-    config = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-    model = peft.get_peft_model(transformers.LlamaForCausalLM.from_pretrained(source), config)
-    for name, parameter in model.named_parameters():
-        if "lora_" in name:
-            torch.nn.init.normal_(parameter, std=0.3 if "lora_A" in name else 0.03)
-    model.save_pretrained(folder)
-    return model.eval()
-
-
-@torch.no_grad()
-def write_greedily(model, ids):
-    for _ in range(TOKENS):
-        ids = [*ids, int(model(torch.tensor([ids])).logits[0, -1].argmax())]
-    return ids[-TOKENS:]
-
-
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
 def test_the_engine_writes_as_peft_does_with_one_adapter_for_all_requests_alone(shared, tmp_path):
     base, path = open_chat_model(shared)
     model = make_adapter(path.parent / "source", tmp_path)
     prompt = make_tokenizer().encode(render(COUNT)).ids
-    adapted, plain = write_greedily(model, prompt), write_greedily(base, prompt)
+    adapted, plain = write_greedily(model, prompt, TOKENS), write_greedily(base, prompt, TOKENS)
     assert adapted != plain
     adapter = genai.Adapter(tmp_path / "adapter_model.safetensors")
     used = genai.AdapterConfig([(adapter, ALPHA / RANK)])

@@ -221,9 +221,9 @@ def merge(
     The adapter is in peft's format, and names the folder of its model. `compress` and `finetune` take the adapter
     itself as a source, too.
     """
-    from laconic.models.adapter import is_adapter
     from laconic.models.checkpoint import check_free
     from laconic.models.source_loading import load_source
+    from laconic.runtimes.adapter_config import is_adapter
 
     if not is_adapter(adapter):
         raise UsageError(f"{adapter} is no adapter: it has no adapter_config.json. Give the folder of one")

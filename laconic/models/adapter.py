@@ -1,6 +1,5 @@
 """Low-rank adapters in peft's format: a folder with adapter_config.json and adapter_model.safetensors."""
 
-import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,32 +14,23 @@ from transformers.pytorch_utils import Conv1D
 from laconic.cache import open_scratch_folder
 from laconic.errors import SourceError
 from laconic.files import replace_folder
-from laconic.models.model_folder import read_source_json
 from laconic.models.processors import TEMPLATE
 from laconic.models.weights import read_safetensors
+from laconic.runtimes.adapter_config import (
+    BASE,
+    CONFIG,
+    MERGE,
+    PREFIX,
+    WEIGHTS,
+    A,
+    B,
+    find_scale,
+    read_adapter_config,
+)
 from laconic.tasks.assets import to_json
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-BASE = "base_model_name_or_path"
-PREFIX = "base_model."
-"""What peft puts before a module's name. The modules around the models of transformers call the model `model`, too."""
-HARMLESS = frozenset({
-    "auto_mapping", BASE, "corda_config", "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode",
-    "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha", "lora_bias", "lora_dropout",
-    "lora_ga_config", "megatron_core", "modules_to_save", "alpha_pattern", "peft_type", "peft_version",
-    "qalora_group_size", "r", "rank_pattern", "revision", "runtime_config", "target_modules", "task_type",
-    "trainable_token_indices", "use_dora", "use_rslora",
-})  # fmt: skip
-"""Settings of peft's LoRA with which a merged layer is W + scale * B A, and those that are followed. Any other that is
-set changes what the adapter computes, and is refused."""
-INITIALIZATIONS = (True, False, "gaussian", "eva", "mica", "orthogonal")
-"""Initializations that leave the model's own weights alone. PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA change them."""
-A, B, BIAS, MAGNITUDE = ".lora_A.weight", ".lora_B.weight", ".lora_B.bias", ".lora_magnitude_vector"
+BIAS, MAGNITUDE = ".lora_B.bias", ".lora_magnitude_vector"
 LORA = (A, B, BIAS, MAGNITUDE)
-SIMPLE = {"peft_type": ("LORA",), "bias": ("none",), "init_lora_weights": INITIALIZATIONS}
-UNMERGEABLE = frozenset({"alora_invocation_tokens", "arrow_config", "use_qalora"})
-"""Settings with which an adapter is more than a change of weights, so that peft cannot merge it either."""
-MERGE = "Merge it with peft (merge_and_unload, then save_pretrained to a folder), and give that folder"
 TOKENS, BASE_LAYER = "token_adapter.trainable_tokens_delta", ".base_layer"
 HEADS = ("score", "classifier", "out_proj")
 """Names of the last layer of a head for classes."""
@@ -107,7 +97,7 @@ class Adapter:
                 value = self._product(path, modules.get(path))
             elif name.endswith(BIAS):
                 path = name.removesuffix(BIAS)
-                value = value * self._scale(path)
+                value = value * find_scale(self.config, path, len(self.weights[f"{path}{A}"]))
             path, is_base = path.removesuffix(BASE_LAYER), path.endswith(BASE_LAYER)
             layer = modules.get(path)
             weight = getattr(layer, leaf, None)
@@ -144,7 +134,7 @@ class Adapter:
             raise SourceError(f"the adapter of {path} is one of a convolution, which is not supported. {MERGE}")
         if up is None or up.shape[-1] != len(down):
             raise SourceError(f"the adapter of {path} is incomplete. Copy its folder again")
-        product = self._scale(path) * (up.float() @ down.float())
+        product = find_scale(self.config, path, len(down)) * (up.float() @ down.float())
         product = product.T if isinstance(layer, Conv1D) else product
         magnitude, weight = self.weights.get(f"{path}{MAGNITUDE}"), getattr(layer, "weight", None)
         if self.config.get("use_dora") and magnitude is None:
@@ -155,15 +145,6 @@ class Adapter:
             factor = magnitude.float() / torch.linalg.norm(whole, dim=axis)
             product = factor.unsqueeze(axis) * whole - weight.float()
         return product
-
-    def _scale(self, path: str) -> float:
-        """Return the factor of the adapter of a layer."""
-        patterns = self.config.get("alpha_pattern") or {}
-        own = path.removeprefix("model.")
-        alpha = next((patterns[key] for key in patterns if re.match(rf"(.*\.)?({key})$", own)), None)
-        alpha = float(self.config["lora_alpha"] if alpha is None else alpha)
-        rank = self.weights[f"{path}{A}"].shape[0]
-        return float(alpha / (rank**0.5 if self.config.get("use_rslora") else rank))
 
 
 def fits(value: Tensor, weight: Tensor, *, is_rows: bool) -> bool:
@@ -177,29 +158,9 @@ def is_shared(module: nn.Module, weight: Tensor) -> bool:
     return len(holders) > 1
 
 
-def is_adapter(folder: Path) -> bool:
-    """Return whether a folder holds an adapter."""
-    return (folder / CONFIG).is_file()
-
-
 def read_adapter(folder: Path) -> Adapter:
     """Read an adapter that `Adapter.save` or peft wrote. Raises SourceError for one of another kind, or of no LoRA."""
-    config = read_source_json(folder / CONFIG)
-    if not isinstance(config, dict) or not isinstance(config.get("lora_alpha"), (int, float)):
-        raise SourceError(f"{folder / CONFIG} is not the config of a LoRA adapter. Copy the folder again")
-    for key, expected in SIMPLE.items():
-        if config.get(key, expected[0]) not in expected:
-            raise SourceError(f"{folder} holds an adapter with {key} {config[key]!r}, which is not supported. {MERGE}")
-    unknown = set(config) - HARMLESS - SIMPLE.keys()
-    if bound := sorted(key for key in UNMERGEABLE if config.get(key)):
-        raise SourceError(
-            f"{folder} holds an adapter with {', '.join(bound)}, which cannot be merged into the weights of its model. "
-            f"Train a plain LoRA adapter"
-        )
-    if refused := sorted(key for key in unknown if config[key] not in (None, False, {}, [], "")):
-        raise SourceError(f"{folder} holds an adapter with {', '.join(refused)}, which is not supported. {MERGE}")
-    if not (folder / WEIGHTS).is_file():
-        raise SourceError(f"{folder} has no {WEIGHTS}. Save the adapter with save_pretrained, as safetensors")
+    config = read_adapter_config(folder)
     weights = read_safetensors(folder / WEIGHTS)
     if strange := [name for name in weights if not is_plain(name)]:
         raise SourceError(

@@ -20,10 +20,10 @@ from laconic.files import replace_folder
 from laconic.hashing import hash_of, seal, unseal
 from laconic.models import builder as builders
 from laconic.models import timm_folder, wrappers
-from laconic.models.adapter import is_adapter
 from laconic.models.language_model import fit_cache
 from laconic.models.signature import probe_module
 from laconic.models.weights import fill, fingerprint, read_safetensors, scan_weights, tie, write_weights
+from laconic.runtimes.adapter_config import is_adapter
 from laconic.tasks.task import Task, open_task
 from laconic.tensor import TensorSpec
 

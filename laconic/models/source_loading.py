@@ -17,7 +17,7 @@ from laconic.errors import SourceError
 from laconic.hashing import hash_of
 from laconic.models import builder as builders
 from laconic.models import huggingface, timm_folder
-from laconic.models.adapter import TASKS, Adapter, is_adapter, read_adapter
+from laconic.models.adapter import TASKS, Adapter, read_adapter
 from laconic.models.checkpoint import CARD, Checkpoint, prepare
 from laconic.models.embedder import MODULES
 from laconic.models.folder_weights import stored_names, weight_files
@@ -29,6 +29,7 @@ from laconic.models.sample_signature import infer_inputs, take_few
 from laconic.models.signature import order_inputs, probe_module
 from laconic.models.task_inference import infer_task, match_architecture
 from laconic.models.weights import check_finite, fingerprint, is_program, scan_weights
+from laconic.runtimes.adapter_config import is_adapter
 from laconic.tensor import TensorSpec
 
 CONFIG = "config.json"

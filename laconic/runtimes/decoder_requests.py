@@ -1,18 +1,22 @@
 """A compiled decoder with a cache that goes from call to call, opened on the CPU by OpenVINO."""
 
+import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from mmap import mmap
 from pathlib import Path
 
 import numpy as np
 
-from laconic.arrays import Array
+from laconic.arrays import Array, Arrays
 from laconic.errors import RuntimeFailure
+from laconic.runtimes.adapter_graph import MASK, LinearProduct, add_adapters
 from laconic.runtimes.batched_graph import HIDING, KEPT, PADDING, read_batched
 from laconic.runtimes.decoder_file import LOGITS, encoder_of
 from laconic.runtimes.encoder_decoder_graph import SHIFT, read_encoder_decoder
 from laconic.runtimes.int8_cache import name_present
+from laconic.runtimes.low_rank_adapter import AdapterStack, LowRankAdapter
 from laconic.runtimes.openvino import OpenVino, core, find_compute, make_properties, ov
 from laconic.runtimes.runtime import Compute
 from laconic.runtimes.source_encoder import SourceEncoder
@@ -53,9 +57,14 @@ class DecoderRequests:
     which is another with each token, took three times the memory (SmolLM2-135M, 8 rows of 450 tokens, 2026.4).
     """
 
-    def __init__(self, compiled: "ov.CompiledModel", cache: Sequence[CachePart]) -> None:
+    def __init__(
+        self, compiled: "ov.CompiledModel", cache: Sequence[CachePart], products: Sequence[LinearProduct] = ()
+    ) -> None:
+        """products: those that the graph computes adapters beside."""
         self.cache = cache
         self._requests = [compiled.create_infer_request() for _ in range(2)]
+        self._adapters = AdapterStack(products)
+        self._bound: list[Arrays] = [{}, {}]
         self._buffers = [[make_array(0, part.type) for part in cache] for _ in range(2)]
         self._presents = [compiled.output(name_present(part.name)) for part in cache]
         self._logits = compiled.output(LOGITS)
@@ -68,13 +77,15 @@ class DecoderRequests:
         past: Sequence[Array],
         source: Mapping[str, Array] = NO_SOURCE,
         kept: int = 1,
+        adapters: Sequence[LowRankAdapter | None] = (),
     ) -> tuple[Array, list[Array]]:
         """Read tokens behind the past of each row, [rows, tokens]. lengths: of the rows' past, whose tokens are at its
         end. source: what an encoder made of the rows' sources. kept: tokens, from the last one, of which the logits are
-        computed. Return these, [rows, kept, vocabulary], and the new past; both are overwritten by the next call but
-        one."""
+        computed. adapters: of the rows, where not all are written by the base alone. Return the logits, [rows, kept,
+        vocabulary], and the new past; both are overwritten by the next call but one."""
         self._requests.reverse()
         self._buffers.reverse()
+        self._bound.reverse()
         request = self._requests[0]
         rows, tokens = ids.shape
         width = past[0].shape[2]
@@ -86,6 +97,11 @@ class DecoderRequests:
             request.set_tensor(output, ov.Tensor(present, shared_memory=True))
         inputs = {IDS: ids, DECODER_INPUT_IDS: ids, PADDING: padding, KEPT: np.array([-kept]), **places, **source}
         inputs |= {part.name: array for part, array in zip(self.cache, past, strict=True)}
+        inputs |= {MASK: self._adapters.choose(adapters or [None] * rows)}
+        if self._bound[0] is not self._adapters.tensors:  # set once, not with each step: SmolLM2 has 420
+            self._bound[0] = self._adapters.tensors
+            for name, array in self._bound[0].items():
+                request.set_tensor(name, ov.Tensor(array, shared_memory=True))
         request.infer({name: array for name, array in inputs.items() if name in self._read}, share_inputs=True)
         return request.get_tensor(self._logits).data, presents
 
@@ -132,12 +148,13 @@ def make_array(numbers: int, kind: np.dtype[np.generic]) -> Array:
 @dataclass(frozen=True)
 class OpenDecoder:
     """A decoder that is ready. prompts, rows: what prompts are read with, one at a time, and what the batch is.
-    encoder: of an encoder-decoder."""
+    encoder: of an encoder-decoder. products: those that adapters are computed beside."""
 
     prompts: DecoderRequests
     rows: DecoderRequests
     vocabulary: int
     encoder: SourceEncoder | None = None
+    products: Sequence[LinearProduct] = ()
 
     @property
     def token_bytes(self) -> int:
@@ -146,11 +163,34 @@ class OpenDecoder:
         return max(kept, 0 if self.encoder is None else 4 * self.encoder.numbers)
 
 
-def open_decoder(model: Path, context: int, threads: int, compute: Compute) -> OpenDecoder:
-    """Open a decoder in ONNX. context: the most tokens that it takes. Raises RuntimeFailure where the graph or the
-    engine refuses."""
+def begin_opening(
+    model: Path, context: int, threads: int, compute: Compute, longest: int | None, has_adapters: bool
+) -> "Future[OpenDecoder]":
+    """Open a decoder in a thread of its own, so that others write meanwhile. longest: of an encoder-decoder, as
+    `open_encoder_decoder` takes it; None for any other. The rest as `open_decoder` takes it."""
+    future: Future[OpenDecoder] = Future()
+
+    def work() -> None:
+        try:
+            if longest is None:
+                future.set_result(open_decoder(model, context, threads, compute, has_adapters=has_adapters))
+            else:
+                future.set_result(open_encoder_decoder(model, context, threads, compute, longest))
+        except BaseException as error:  # passed on to whoever asks for the result
+            future.set_exception(error)
+
+    threading.Thread(target=work, name="open decoder", daemon=True).start()
+    return future
+
+
+def open_decoder(
+    model: Path, context: int, threads: int, compute: Compute, *, has_adapters: bool = False
+) -> OpenDecoder:
+    """Open a decoder in ONNX. context: the most tokens that it takes. has_adapters: whether adapters can be computed
+    beside it. Raises RuntimeFailure where the graph or the engine refuses."""
     graph, pasts = read_batched(model)
-    return compile_decoder(model, graph, pasts, context, threads, compute)
+    products = add_adapters(graph) if has_adapters else []
+    return compile_decoder(model, graph, pasts, context, threads, compute, products=products)
 
 
 def open_encoder_decoder(model: Path, context: int, threads: int, compute: Compute, longest: int) -> OpenDecoder:
@@ -170,19 +210,20 @@ def compile_decoder(
     threads: int,
     compute: Compute,
     encoder: SourceEncoder | None = None,
+    products: Sequence[LinearProduct] = (),
 ) -> OpenDecoder:
     """Compile a decoder, and prove that rows of different lengths can be batched. Raises RuntimeFailure."""
     cache, vocabulary = [CachePart.read(past) for past in pasts], read_vocabulary(graph, model)
     properties = make_properties(threads, find_compute(compute)) | {"NUM_STREAMS": "1"}
     try:
         compiled = core().compile_model(graph, "CPU", properties)
-        prompts, rows = (DecoderRequests(compiled, cache) for _ in range(2))
+        prompts, rows = (DecoderRequests(compiled, cache, products) for _ in range(2))
         shift = measure_shift(rows, min(PROBED, context - 1), vocabulary, encoder)
     except Exception as error:  # the engine raises RuntimeError and its like
         raise RuntimeFailure(f"OpenVINO refuses {model.name}") from error
     if not shift <= AGREEMENT:
         raise RuntimeFailure(f"{model.name} cannot be batched: padding in front of a text changes what follows it")
-    return OpenDecoder(prompts, rows, vocabulary, encoder)
+    return OpenDecoder(prompts, rows, vocabulary, encoder, products)
 
 
 def measure_shift(

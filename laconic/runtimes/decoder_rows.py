@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from laconic.arrays import Array
 from laconic.runtimes.generator import GenerationRequest
+from laconic.runtimes.low_rank_adapter import LowRankAdapter
 from laconic.runtimes.prompt_lookup import PromptLookup
 from laconic.runtimes.token_chooser import TokenChooser, measure_token
 
@@ -12,7 +13,8 @@ from laconic.runtimes.token_chooser import TokenChooser, measure_token
 @dataclass
 class DecoderRow:
     """A choice of a request. source: of its request, as the encoder made it. length: its tokens in the cache. token:
-    the one that is read next. lookup: drafts its tokens while it is alone."""
+    the one that is read next. lookup: drafts its tokens while it is alone. adapter: which it is written with, to its
+    end; None for the base alone."""
 
     request: GenerationRequest
     index: int
@@ -21,6 +23,7 @@ class DecoderRow:
     length: int = 0
     token: int = 0
     lookup: PromptLookup | None = None
+    adapter: LowRankAdapter | None = None
     is_cancelled: bool = False
     is_done: bool = False
 

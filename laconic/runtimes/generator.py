@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
@@ -66,12 +67,14 @@ class EncoderInputs:
 @dataclass(frozen=True)
 class GenerationRequest:
     """What is to be written. id: of the caller's choice, unique among the requests under way. prompt: the tokens that
-    the text follows; with a source, they may be none."""
+    the text follows; with a source, they may be none. adapter: the number that it was loaded under; 0 for the model
+    alone."""
 
     id: int
     prompt: tuple[int, ...]
     sampling: Sampling
     source: EncoderInputs | None = None
+    adapter: int = 0
 
     @property
     def read_tokens(self) -> int:
@@ -201,6 +204,14 @@ class Generator(ABC):
     def cancel(self, request_id: int, choice: int | None = None) -> None:
         """End a choice of a request, or all of them. An event of the next step says so, after which their blocks are
         free; what is not under way is left alone."""
+
+    def load_adapter(self, number: int, folder: Path) -> None:
+        """Load a LoRA adapter, which requests name by its number: above 0, and never given before. Raises SourceError
+        for an adapter that is not this model's, and InputError where the engine was not opened for any."""
+        raise InputError("the engine was not opened for adapters")
+
+    def unload_adapter(self, number: int) -> None:  # noqa: B027 - of an engine without adapters there is none
+        """Let no request begin with an adapter any more; those under way end with it."""
 
     @property
     @abstractmethod

@@ -2,9 +2,8 @@
 any attention, any setting of sampling and encoder-decoders can be served; the cache is copied as rows join and leave,
 and its free part holds prefixes of texts that were read."""
 
-import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
@@ -14,10 +13,11 @@ import numpy as np
 
 from laconic.arrays import Array
 from laconic.errors import InputError, RuntimeFailure, describe_error
-from laconic.runtimes.decoder_requests import NO_SOURCE, OpenDecoder, open_decoder, open_encoder_decoder
+from laconic.runtimes.decoder_requests import NO_SOURCE, OpenDecoder, begin_opening
 from laconic.runtimes.decoder_rows import DecoderRow, JoiningRow, PromptReading
 from laconic.runtimes.generator import BlockLedger, GenerationRequest, Generator, TokenEvent, check_prompt
 from laconic.runtimes.grammar import GrammarMatch, GrammarTokens
+from laconic.runtimes.low_rank_adapter import LowRankAdapter, read_low_rank_adapter
 from laconic.runtimes.openvino_genai import OpenVinoGenAi
 from laconic.runtimes.prefix_cache import PrefixCache
 from laconic.runtimes.prompt_lookup import PromptLookup
@@ -58,20 +58,22 @@ class OpenVinoDecoder(Generator):
         beside: OpenVinoGenAi | None = None,
         generation: GenerationSettings | None = None,
         longest: int = 0,
+        has_adapters: bool = False,
     ) -> None:
         """model: a decoder with a cache, in ONNX. context: the most tokens that it takes. cache_bytes: of the cache of
         all requests. tokenizer: its file, for grammars. beside: the engine that writes other requests with this model,
         whose ledger counts these too; the model is then opened in the background, for the first request. generation:
-        of an encoder-decoder, whose encoder lies beside the model; longest: the most tokens of its source. Raises
-        RuntimeFailure where the graph or the engine refuses."""
+        of an encoder-decoder, whose encoder lies beside the model; longest: the most tokens of its source.
+        has_adapters: whether adapters can be loaded. Raises RuntimeFailure where the graph or the engine refuses."""
         self.context = context
         self._generation = generation and generation.model_copy(update={"repetition_penalty": 1.0})
         self._timed = self._generation and TimedSettings.add_to(self._generation)
         self._start = () if generation is None else (generation.decoder_start_token_id,)
         self._encoder: SourceEncoder | None = None
         self._opening: Future[OpenDecoder] | None = None
-        open_model = open_decoder if generation is None else partial(open_encoder_decoder, longest=longest)
-        self._begin_opening = partial(begin_opening, partial(open_model, model, context, threads, compute))
+        self._adapters: dict[int, LowRankAdapter] = {}
+        source = None if generation is None else longest
+        self._begin_opening = partial(begin_opening, model, context, threads, compute, source, has_adapters)
         if beside is None:
             self._opening = self._begin_opening()
             decoder = self._opening.result()
@@ -105,6 +107,8 @@ class OpenVinoDecoder(Generator):
             raise InputError(f"the prompt and its answer are longer than the model's context of {self.context} tokens")
         if sampling.timestamps and self._timed is None:
             raise InputError("the model has no tokens for timestamps. Ask for a text without them")
+        if request.adapter and request.adapter not in self._adapters:
+            raise InputError("the adapter is not loaded any more. Ask for another model")
         settings = self._timed if sampling.timestamps else self._generation
         self._capacity.check(request)
         match = self._match(request)
@@ -114,7 +118,8 @@ class OpenVinoDecoder(Generator):
             TokenChooser(request, index, self.vocabulary, tokens, match and match.copy(), settings)
             for index in range(sampling.n)
         ]
-        rows = [DecoderRow(request, index, chooser) for index, chooser in enumerate(choosers)]
+        adapter = self._adapters.get(request.adapter)
+        rows = [DecoderRow(request, index, each, adapter=adapter) for index, each in enumerate(choosers)]
         self._prompts.append(PromptReading(request, tokens, rows))
         self._opening = self._opening or self._begin_opening()
 
@@ -136,6 +141,15 @@ class OpenVinoDecoder(Generator):
         for row in self._list_rows():
             if row.request.id == request_id and choice in (None, row.index):
                 row.is_cancelled = True
+
+    def load_adapter(self, number: int, folder: Path) -> None:
+        products = self._opening.result().products if self._opening is not None else ()
+        if not products:
+            raise InputError("the engine was not opened for adapters, or its graph has no layer that takes one")
+        self._adapters[number] = read_low_rank_adapter(folder, products)
+
+    def unload_adapter(self, number: int) -> None:
+        self._adapters.pop(number, None)
 
     @property
     def is_idle(self) -> bool:
@@ -196,7 +210,8 @@ class OpenVinoDecoder(Generator):
         draft = self._draft()
         ids = np.array([[row.token, *draft] for row in self._rows], np.int64)
         lengths = np.array([row.length for row in self._rows], np.int64)
-        logits, self._past = decoder.rows.run(ids, lengths, self._past, self._sources, 1 + len(draft))
+        adapters = [row.adapter for row in self._rows]
+        logits, self._past = decoder.rows.run(ids, lengths, self._past, self._sources, 1 + len(draft), adapters)
         events = [self._choose(row, scores, draft) for row, scores in zip(self._rows, logits, strict=True)]
         for row, event in zip(self._rows, events, strict=True):
             row.length += 1 + event.accepted
@@ -247,7 +262,8 @@ class OpenVinoDecoder(Generator):
             ids, lengths = np.array([piece], np.int64), np.array([prompt.read], np.int64)
             past = prompt.past or decoder.prompts.make_past(1, 0)
             kept = len(piece) if prompt.request.sampling.prompt_logprobs else 1
-            logits, prompt.past = decoder.prompts.run(ids, lengths, past, prompt.source, kept)
+            adapter = prompt.rows[0].adapter
+            logits, prompt.past = decoder.prompts.run(ids, lengths, past, prompt.source, kept, [adapter])
             prompt.read += len(piece)
             if prompt.request.sampling.prompt_logprobs:
                 prompt.score(logits[0])
@@ -264,7 +280,7 @@ class OpenVinoDecoder(Generator):
             prompt.source = self._encoder.encode(source.arrays)
             return source.tokens
         if not prompt.request.sampling.prompt_logprobs:
-            cached, prompt.past = self._prefixes.find(prompt.tokens)
+            cached, prompt.past = self._prefixes.find(prompt.tokens, prompt.request.adapter)
         prompt.read = prompt.cached = cached
         self._prefixes.trim(self._count_spare(prompt))
         return 0
@@ -274,7 +290,7 @@ class OpenVinoDecoder(Generator):
         prompt, [vocabulary]."""
         events = [self._choose(row, logits[None]) for row in prompt.rows]
         if not prompt.source:
-            self._prefixes.keep(prompt.tokens, prompt.past, 0, self._count_spare(prompt))
+            self._prefixes.keep(prompt.tokens, prompt.past, 0, self._count_spare(prompt), prompt.request.adapter)
             events[0] = replace(events[0], cached_tokens=prompt.cached)
         past = [array.copy() for array in prompt.past]
         for row in prompt.rows:
@@ -306,23 +322,9 @@ class OpenVinoDecoder(Generator):
         for each in staying:
             if each.row.is_done and not each.row.source:
                 text = each.row.chooser.tokens[: each.row.length]
-                self._prefixes.keep(text, each.past, each.place, self._count_spare())
+                self._prefixes.keep(text, each.past, each.place, self._count_spare(), each.row.request.adapter)
         batch = [each for each in (*staying, *self._joining) if not each.row.is_done]
         self._past = decoder.rows.arrange([(each.past, each.place, each.row.length) for each in batch])
         self._rows, self._joining = [each.row for each in batch], []
         if self._encoder is not None and batch:
             self._sources = self._encoder.join([row.source for row in self._rows])
-
-
-def begin_opening(open_model: Callable[[], OpenDecoder]) -> "Future[OpenDecoder]":
-    """Open a decoder in a thread of its own, so that others write meanwhile."""
-    future: Future[OpenDecoder] = Future()
-
-    def work() -> None:
-        try:
-            future.set_result(open_model())
-        except BaseException as error:  # passed on to whoever asks for the result
-            future.set_exception(error)
-
-    threading.Thread(target=work, name="open decoder", daemon=True).start()
-    return future

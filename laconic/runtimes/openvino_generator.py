@@ -31,11 +31,13 @@ class OpenVinoGenerator(Generator):
         generation: Mapping[str, Any] | None = None,
         longest: int = 0,
         golden: Sequence[GoldenToken] = (),
+        has_adapters: bool = False,
     ) -> None:
         """model: a decoder with a cache, in ONNX. context: the most tokens that it takes. cache_bytes: of the cache of
         all requests, for each of the two. tokenizer: its file, for grammars. generation, longest: of an
         encoder-decoder, as `OpenVinoDecoder` takes them, the settings as in their file. golden: what the model must
-        write; an engine that does not is not used. Raises RuntimeFailure."""
+        write; an engine that does not is not used. has_adapters: whether adapters can be loaded; then the engine that
+        is stepped writes everything, with adapters and without. Raises RuntimeFailure."""
         options: dict[str, Any] = {
             "context": context,
             "cache_bytes": cache_bytes,
@@ -44,7 +46,9 @@ class OpenVinoGenerator(Generator):
         }
         parsed = None if generation is None else GenerationSettings.model_validate(generation)
         self._paged: OpenVinoGenAi | None = None
-        if parsed is None:
+        if has_adapters:
+            self.note = "adapters can be loaded, so that the engine that is stepped writes everything"
+        elif parsed is None:
             with suppress(PagingRefused):
                 self._paged = OpenVinoGenAi(model, **options)
         if self._paged is not None and (wrong := count_differing(self._paged, golden)) > may_differ(golden):
@@ -52,7 +56,13 @@ class OpenVinoGenerator(Generator):
             self._paged.close()
             self._paged = None
         self._decoder = OpenVinoDecoder(
-            model, **options, tokenizer=tokenizer, beside=self._paged, generation=parsed, longest=longest
+            model,
+            **options,
+            tokenizer=tokenizer,
+            beside=self._paged,
+            generation=parsed,
+            longest=longest,
+            has_adapters=has_adapters,
         )
         if self._paged is None and (wrong := count_differing(self._decoder, golden)) > may_differ(golden):
             raise RuntimeFailure(
@@ -65,6 +75,12 @@ class OpenVinoGenerator(Generator):
     def add(self, request: GenerationRequest) -> None:
         engine = self._decoder if self._paged is None or request.sampling.needs_logits else self._paged
         engine.add(request)
+
+    def load_adapter(self, number: int, folder: Path) -> None:
+        self._decoder.load_adapter(number, folder)
+
+    def unload_adapter(self, number: int) -> None:
+        self._decoder.unload_adapter(number)
 
     def step(self) -> Sequence[TokenEvent]:
         return [event for engine in self._engines if not engine.is_idle for event in engine.step()]

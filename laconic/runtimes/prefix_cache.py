@@ -10,8 +10,8 @@ from laconic.arrays import Array
 
 
 class PrefixCache:
-    """Blocks of keys and values, each found by the digest of all tokens up to its end. Of a text that begins as another
-    did, the blocks that both share need not be computed again.
+    """Blocks of keys and values, each found by the digest of all tokens up to its end, and of the adapter that read
+    them. Of a text that begins as another did, the blocks that both share need not be computed again.
 
     block_tokens: tokens of a block.
     """
@@ -24,11 +24,12 @@ class PrefixCache:
         """Return the number of blocks."""
         return len(self._blocks)
 
-    def find(self, tokens: Sequence[int]) -> tuple[int, list[Array]]:
+    def find(self, tokens: Sequence[int], adapter: int = 0) -> tuple[int, list[Array]]:
         """Find the longest beginning of a text that is in the cache, the last token left out, as its logits must be
-        computed. Return its tokens, and its keys and values, [1, heads, tokens, width] each."""
+        computed. adapter: the number of what read it; 0 is the base. Return its tokens, and its keys and values,
+        [1, heads, tokens, width] each."""
         keys: list[bytes] = []
-        for key in self._name_blocks(tokens[:-1]):
+        for key in self._name_blocks(tokens[:-1], adapter):
             if key not in self._blocks:
                 break
             keys.append(key)
@@ -38,10 +39,11 @@ class PrefixCache:
         parts = zip(*(self._blocks[key] for key in keys), strict=True)
         return len(keys) * self._block_tokens, [np.concatenate(blocks, axis=1)[None] for blocks in parts]
 
-    def keep(self, tokens: Sequence[int], past: Sequence[Array], place: int, most: int) -> None:
+    def keep(self, tokens: Sequence[int], past: Sequence[Array], place: int, most: int, adapter: int = 0) -> None:
         """Keep a text. past: the keys and values of a batch, [rows, heads, tokens, width] each, in which those of the
-        text come last. place: of its row. most: blocks that there may be, of all texts."""
-        keys = list(self._name_blocks(tokens))[: max(0, most)]
+        text come last. place: of its row. most: blocks that there may be, of all texts. adapter: as `find` takes
+        it."""
+        keys = list(self._name_blocks(tokens, adapter))[: max(0, most)]
         for number, key in enumerate(keys):
             if key not in self._blocks:
                 start = number * self._block_tokens - len(tokens)
@@ -60,9 +62,9 @@ class PrefixCache:
         for key in reversed(keys):
             self._blocks.move_to_end(key)
 
-    def _name_blocks(self, tokens: Sequence[int]) -> Iterator[bytes]:
-        """Yield the digests of the whole blocks of a text."""
-        key = b""
+    def _name_blocks(self, tokens: Sequence[int], adapter: int) -> Iterator[bytes]:
+        """Yield the digests of the whole blocks of a text that was read with an adapter."""
+        key = adapter.to_bytes(8)
         for stop in range(self._block_tokens, len(tokens) + 1, self._block_tokens):
             block = np.array(tokens[stop - self._block_tokens : stop], np.int64)
             key = blake2b(key + block.tobytes(), digest_size=16).digest()
