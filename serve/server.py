@@ -91,7 +91,7 @@ class Server(uvicorn.Server):
                 self.app.budget,
                 access=self.app.access,
                 observer=self.app.observer,
-                folder=self.app.folder,
+                folders=self.app.folders,
                 certificate=self.certificate,
             )
             await self.grpc.start(sockets[0].getsockname()[0], self.settings.grpc_port)

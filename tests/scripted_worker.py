@@ -42,10 +42,12 @@ class ScriptedWorker:
         events: TokenEvents,
         key: str = "",
         source: EncoderInputs | None = None,
+        adapter: int = 0,
+        statistics: Any = None,
     ) -> TokenStream:
-        request = GenerationRequest(next(self._ids), prompt, sampling, source)
+        request = GenerationRequest(next(self._ids), prompt, sampling, source, adapter)
         self.requests.append(request)
-        stream = TokenStream(request, lambda *ended: self.cancelled.append(ended), events)
+        stream = TokenStream(request, lambda *ended: self.cancelled.append(ended), events, statistics)
         if self.is_silent:
             return stream
         text = self.tokenizer.decode(list(prompt), skip_special_tokens=False)

@@ -1,7 +1,6 @@
 """OpenVINO's two engines that write, of which each request gets the one that can."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +44,9 @@ class OpenVinoGenerator(Generator):
             "compute": compute,
         }
         parsed = None if generation is None else GenerationSettings.model_validate(generation)
-        self._paged: OpenVinoGenAi | None = None
         if has_adapters:
             self.note = "adapters can be loaded, so that the engine that is stepped writes everything"
-        elif parsed is None:
-            with suppress(PagingRefused):
-                self._paged = OpenVinoGenAi(model, **options)
-        if self._paged is not None and (wrong := count_differing(self._paged, golden)) > may_differ(golden):
-            self.note = f"{wrong} of {len(golden)} golden tokens differ with paged attention, which is not used"
-            self._paged.close()
-            self._paged = None
+        self._paged = self._open_paged(model, golden, options) if parsed is None and not has_adapters else None
         self._decoder = OpenVinoDecoder(
             model,
             **options,
@@ -71,6 +63,20 @@ class OpenVinoGenerator(Generator):
         self._engines = [engine for engine in (self._paged, self._decoder) if engine is not None]
         self.ledger = self._decoder.ledger
         self.source_tokens = self._decoder.source_tokens
+
+    def _open_paged(
+        self, model: Path, golden: Sequence[GoldenToken], options: Mapping[str, Any]
+    ) -> OpenVinoGenAi | None:
+        """Open the engine with paged attention; None where it takes no such graph, or differs on the golden tokens."""
+        try:
+            paged = OpenVinoGenAi(model, **options)
+        except PagingRefused:
+            return None
+        if (wrong := count_differing(paged, golden)) <= may_differ(golden):
+            return paged
+        self.note = f"{wrong} of {len(golden)} golden tokens differ with paged attention, which is not used"
+        paged.close()
+        return None
 
     def add(self, request: GenerationRequest) -> None:
         engine = self._decoder if self._paged is None or request.sampling.needs_logits else self._paged

@@ -31,8 +31,8 @@ HEARTBEAT = 1.0
 """Seconds between two heartbeats."""
 
 Command = dict[str, Any]
-"""`{"add": {"id": ..., "prompt": [...], "sampling": {...}, "source": ...}}` or `{"cancel": [request, choice or
-null]}`."""
+"""`{"add": {"id": ..., "prompt": [...], "sampling": {...}, "source": ..., "adapter": ...}}`, `{"cancel": [request,
+choice or null]}`, `{"load": [number of an adapter, folder]}`, which is answered, or `{"unload": number}`."""
 
 
 def main() -> None:
@@ -86,6 +86,7 @@ def open_generator(job: GenerationJob) -> Generator:
         generation=job.generation,
         longest=job.longest,
         golden=unpack_golden(job.golden),
+        has_adapters=job.has_adapters,
     )
     return generator
 
@@ -118,25 +119,48 @@ def write(generator: Generator, commands: "SimpleQueue[Command]", control: socke
 
 def obey(generator: Generator, commands: "SimpleQueue[Command]") -> list[Any]:
     """Obey the commands that have arrived; wait for one while nothing is under way. Return the events that say which
-    requests are refused."""
-    refusals: list[Any] = []
+    requests are refused, and which adapters are loaded."""
+    answers: list[Any] = []
     while True:
         try:
-            command = commands.get(block=generator.is_idle and not refusals, timeout=HEARTBEAT)
+            command = commands.get(block=generator.is_idle and not answers, timeout=HEARTBEAT)
         except Empty:
-            return refusals
+            return answers
         if "cancel" in command:
             generator.cancel(*command["cancel"])
-            continue
-        request = command["add"]
-        sampling = request["sampling"]
-        sampling["stop_token_ids"] = tuple(sampling["stop_token_ids"])
-        sampling["logit_bias"] = tuple((token, bias) for token, bias in sampling["logit_bias"])
-        source = unpack_inputs(request["source"])
-        try:
-            generator.add(GenerationRequest(request["id"], tuple(request["prompt"]), Sampling(**sampling), source))
-        except LaconicError as error:
-            refusals.append({"id": request["id"], **report_failure(error)})
+        elif "unload" in command:
+            generator.unload_adapter(command["unload"])
+        elif "load" in command:
+            answers.append(load_adapter(generator, *command["load"]))
+        else:
+            request = read_request(command["add"])
+            try:
+                generator.add(request)
+            except LaconicError as error:
+                answers.append({"id": request.id, **report_failure(error)})
+
+
+def read_request(fields: dict[str, Any]) -> GenerationRequest:
+    """Read a request from a command."""
+    sampling = fields["sampling"]
+    sampling["stop_token_ids"] = tuple(sampling["stop_token_ids"])
+    sampling["logit_bias"] = tuple((token, bias) for token, bias in sampling["logit_bias"])
+    source = unpack_inputs(fields["source"])
+    return GenerationRequest(
+        fields["id"], tuple(fields["prompt"]), Sampling(**sampling), source, fields.get("adapter", 0)
+    )
+
+
+def load_adapter(generator: Generator, number: int, folder: str) -> dict[str, Any]:
+    """Load an adapter; return the event that says so, or why it is not. Whatever is wrong with its files, the engine
+    goes on."""
+    try:
+        generator.load_adapter(number, Path(folder))
+    except INTERRUPTS:
+        raise
+    except Exception as error:  # noqa: BLE001 - files may hold anything
+        return {"adapter": number, **report_failure(error)}
+    return {"adapter": number}
 
 
 if __name__ == "__main__":

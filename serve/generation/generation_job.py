@@ -11,7 +11,7 @@ class GenerationJob:
     tokenizer's file, which the server has checked against their manifest; manifest: the path of that, and digest: its
     digest then. context: the most tokens of a text. cache_bytes: of the cache of all requests. generation, longest: of
     an encoder-decoder: how it writes, and the most tokens of a source. golden: tokens that the engine must write,
-    packed."""
+    packed. has_adapters: whether LoRA adapters can be loaded beside the model."""
 
     engine: str
     model: str
@@ -25,3 +25,4 @@ class GenerationJob:
     generation: Mapping[str, Any] | None = None
     longest: int = 0
     golden: Sequence[Any] = ()
+    has_adapters: bool = False

@@ -3,6 +3,7 @@
 import contextlib
 import select
 import socket
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -30,6 +31,7 @@ class GenerationProcess:
 
     def __init__(self, job: GenerationJob) -> None:
         self._control, inherited = socket.socketpair()
+        self._sending = threading.Lock()  # so that lines of several threads stay whole
         try:
             with inherited:
                 self.process = spawn(__package__, [inherited], {})
@@ -40,7 +42,7 @@ class GenerationProcess:
 
     def send(self, command: object) -> None:
         """Send a line. To a worker that is gone, nothing is sent: `follow` sees that it is."""
-        with contextlib.suppress(OSError):
+        with self._sending, contextlib.suppress(OSError):
             self._control.sendall(orjson.dumps(command) + b"\n")
 
     def wait_until_open(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from serve.generation.generation_process import GenerationProcess
 from serve.generation.generation_statistics import GenerationStatistics
 from serve.generation.packed_inputs import pack_inputs
 from serve.generation.token_stream import TokenEvents, TokenStream
+from serve.generation.worker_adapters import WorkerAdapters
 from serve.workers.child_process import ERRORS
 from serve.workers.supervisor import Report, Supervisor
 from serve.workers.worker_process import WorkerLost
@@ -34,12 +35,14 @@ class GenerationWorker:
     """Writes in a worker process. Used from one event loop, and closed from any thread.
 
     watchdog: seconds; crashes: in a row, after which the worker is not started again; most_waiting: requests that may
-    wait for room in the cache. source_tokens: as that of the generator.
+    wait for room in the cache. statistics: of the model by itself. adapters: LoRA adapters beside it. source_tokens: as
+    that of the generator.
     """
 
     def __init__(self, job: GenerationJob, *, watchdog: float, crashes: int, most_waiting: int) -> None:
         self.job = job
         self.statistics = GenerationStatistics()
+        self.adapters = WorkerAdapters(self._send)
         self.admission = Admission(BlockLedger(0, 1), most_waiting)
         self.most_waiting = most_waiting
         self.source_tokens = 0
@@ -97,25 +100,32 @@ class GenerationWorker:
         events: TokenEvents,
         key: str = "",
         source: EncoderInputs | None = None,
+        adapter: int = 0,
+        statistics: GenerationStatistics | None = None,
     ) -> TokenStream:
         """Begin to write, once there is room in the cache; the stream is to be cancelled if it is not read to its end.
         timeout: seconds that the request may wait. events: where what is written goes. key: the name of whose it is.
-        source: what an encoder-decoder reads.
+        source: what an encoder-decoder reads. adapter: its number among `adapters`, 0 for the model by itself;
+        statistics: where its tokens are counted.
 
         Raises InputError for what can never fit, Overloaded, DeadlineExceeded, and NotReady while no engine runs.
         """
         self._loop = asyncio.get_running_loop()
-        if self._reason:
-            raise WorkerLost(self._reason, self._restart_at - time.monotonic())
-        request = GenerationRequest(next(self._ids), prompt, sampling, source)
-        stream = TokenStream(request, self._cancel, events)
+        self.check_running()
+        request = GenerationRequest(next(self._ids), prompt, sampling, source, adapter)
+        stream = TokenStream(request, self._cancel, events, statistics or self.statistics)
         await self.admission.enter(request, timeout, key)
         stream.began = time.monotonic_ns()
         self._streams[request.id] = stream
-        self.statistics.prompt_tokens += request.read_tokens
+        stream.statistics.prompt_tokens += request.read_tokens
         packed = {"id": request.id, "prompt": prompt, "sampling": asdict(sampling), "source": pack_inputs(source)}
-        self._send({"add": packed})
+        self._send({"add": packed | {"adapter": adapter}})
         return stream
+
+    def check_running(self) -> None:
+        """Raise NotReady while no engine runs."""
+        if self._reason:
+            raise WorkerLost(self._reason, self._restart_at - time.monotonic())
 
     def close(self) -> None:
         """End the worker, whatever it writes."""
@@ -143,16 +153,26 @@ class GenerationWorker:
             if self._closed.is_set():
                 return "was ended"
             report = process.wait_until_open()
+            self.adapters.restore()
             self._reason = ""
             set_ready(report)
             self._on_loop(self.admission.reopen)
             try:
-                return process.follow(self._silence, lambda events: self._on_loop(self._deliver, events))
+                return process.follow(self._silence, self._pass_on)
             finally:
                 self._reason = "the engine has just stopped"  # what is said until it is known why
                 self._on_loop(self._lose)
+                self.adapters.lose()
         finally:
             process.close()
+
+    def _pass_on(self, events: list[Any]) -> None:
+        """Pass events on to the event loop, and what was loaded to whoever waits for it."""
+        loaded = [event for event in events if isinstance(event, dict) and "adapter" in event]
+        for report in loaded:
+            self.adapters.settle(report)
+        if len(loaded) < len(events):
+            self._on_loop(self._deliver, [event for event in events if event not in loaded] if loaded else events)
 
     def _note_crash(self, reason: str, delay: float | None) -> None:
         """Note why the worker crashed, for requests and the log. delay: seconds until it is started again."""
@@ -188,11 +208,11 @@ class GenerationWorker:
                     event
                 )
                 self._count(stream, choice, len(tokens), now)
-                self.statistics.drafted_tokens += drafted
-                self.statistics.accepted_tokens += accepted
+                stream.statistics.drafted_tokens += drafted
+                stream.statistics.accepted_tokens += accepted
                 if cached is not None:
                     stream.cached_tokens = cached
-                    self.statistics.cached_tokens += cached
+                    stream.statistics.cached_tokens += cached
                 if reason is not None:
                     stream.open_choices.discard(choice)
                     self.admission.release(request_id, choice, (now - stream.began) * 1e-9)
@@ -207,7 +227,7 @@ class GenerationWorker:
         """Count the tokens that a step wrote; several share its time."""
         if tokens:
             waited, is_first = stream.time_token(choice, now)
-            statistics = self.statistics
+            statistics = stream.statistics
             if is_first:
                 statistics.first_token.observe(waited)
             else:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -9,6 +10,7 @@ from tokenizers import Tokenizer
 
 from laconic.errors import InputError
 from laconic.runtimes.generator import EncoderInputs, Sampling
+from serve.generation.generation_statistics import GenerationStatistics
 from serve.generation.generation_worker import GenerationWorker
 from serve.generation.token_stream import TokenEvents, TokenStream, WritingPhase, read_event
 from serve.generation.written_choice import TextPiece, TokenLogprob, WrittenChoice, score_prompt
@@ -158,10 +160,15 @@ class WrittenAnswer:
 
 
 class TokenWriter:
-    """Writes with one model. worker: its engine. task: its tokenizer and settings."""
+    """Writes with one model. worker: its engine. task: its tokenizer and settings.
+
+    adapter: the number of the LoRA adapter that it writes with; 0 for the model by itself. statistics: of its tokens.
+    """
 
     def __init__(self, worker: GenerationWorker, task: TokenTask) -> None:
         self.worker = worker
+        self.adapter = 0
+        self.statistics = worker.statistics
         self.settings = task.settings
         self.vocabulary = task.vocabulary
         self.tokenizer = Tokenizer.from_str(task.tokenizer.to_str())
@@ -185,7 +192,9 @@ class TokenWriter:
         try:
             for prompt, source, sampling in requests:
                 sampling = replace(sampling, stop_token_ids=tuple(self.settings.eos_token_id))
-                stream = await self.worker.begin(prompt, sampling, timeout, events, key, source)
+                stream = await self.worker.begin(
+                    prompt, sampling, timeout, events, key, source, self.adapter, self.statistics
+                )
                 answer.add(stream, self.tokenizer, stops, shown or {})
         except BaseException:
             answer.close()
@@ -209,6 +218,12 @@ class TextWriter(TokenWriter):
         super().__init__(worker, task)
         self.context = context
         self.chat = chat
+
+    def adapt(self, adapter: int) -> "TextWriter":
+        """Return a writer that writes with a LoRA adapter of the same engine, and counts its own tokens."""
+        writer = copy(self)
+        writer.adapter, writer.statistics = adapter, GenerationStatistics()
+        return writer
 
     def require_chat(self) -> RenderedChat:
         """Return the chat template. Raises InputError where there is none."""

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from laconic.errors import LaconicError
 from laconic.runtimes.generator import GenerationRequest, TokenEvent
+from serve.generation.generation_statistics import GenerationStatistics
 
 TokenEvents = asyncio.Queue[TokenEvent | LaconicError]
 """The events of one request or several, as they come, and what ends one early."""
@@ -31,15 +32,21 @@ def read_event(event: TokenEvent | LaconicError) -> TokenEvent:
 class TokenStream:
     """What is written for one request: events in a queue, each choice until its last. From the event loop only.
 
-    cancel: cancels a choice of the request in the engine, or all. events: where what is written goes. open_choices:
-    those that have not ended. started, began: when the request came, and when it held its blocks, as
-    `time.monotonic_ns`. cached_tokens: of the prompt, those that a prefix cache had, once the engine has said so.
+    cancel: cancels a choice of the request in the engine, or all. events: where what is written goes. statistics: where
+    its tokens are counted. open_choices: those that have not ended. started, began: when the request came, and when it
+    held its blocks, as `time.monotonic_ns`. cached_tokens: of the prompt, those that a prefix cache had, once the
+    engine has said so.
     """
 
     def __init__(
-        self, request: GenerationRequest, cancel: Callable[[int, int | None], None], events: TokenEvents
+        self,
+        request: GenerationRequest,
+        cancel: Callable[[int, int | None], None],
+        events: TokenEvents,
+        statistics: GenerationStatistics,
     ) -> None:
         self.request = request
+        self.statistics = statistics
         self.open_choices = set(range(request.sampling.n))
         self.started = self.began = time.monotonic_ns()
         self.cached_tokens: int | None = None

@@ -1,6 +1,6 @@
 """The calls of `inference.GRPCInferenceService` that describe the server and its models, in the words of HTTP."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from google.protobuf import json_format
@@ -20,9 +20,9 @@ from serve.settings.server_settings import Settings
 class GrpcControl:
     """Answers calls that run no model."""
 
-    def __init__(self, repository: Repository, settings: Settings, folder: WatchedFolder | None) -> None:
-        """folder: where models are loaded from."""
-        self.folder = folder
+    def __init__(self, repository: Repository, settings: Settings, folders: Sequence[WatchedFolder]) -> None:
+        """folders: where models are loaded from."""
+        self.folders = folders
         self.repository = repository
         self.settings = settings
 
@@ -69,7 +69,7 @@ class GrpcControl:
         async def respond(body: bytes, _: Context) -> bytes:
             request: Any = parse_message(kind, body)
             content = {"parameters": dict(request.parameters)}
-            await extensions.control_model(self.folder, self.settings, act, request.model_name, content)
+            await extensions.control_model(self.folders, self.settings, act, request.model_name, content)
             return serialize(response())
 
         return call(self.settings, respond)

@@ -1,5 +1,6 @@
 """The gRPC server beside the HTTP server, in the same event loop and over the same models."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -33,10 +34,10 @@ class GrpcServer:
         *,
         access: Access,
         observer: RequestObserver,
-        folder: WatchedFolder | None = None,
+        folders: Sequence[WatchedFolder] = (),
         certificate: Certificate | None = None,
     ) -> None:
-        """budget, access, observer, folder: those of the HTTP server."""
+        """budget, access, observer, folders: those of the HTTP server."""
         self.port = 0
         self._certificate = certificate
         self._service = InferenceService(repository, settings, budget)
@@ -47,7 +48,7 @@ class GrpcServer:
             interceptors=[AccessInterceptor(access, observer)] if is_watched else None,
         )
         health = Health(repository, settings, frozenset({grpc_service.NAME}))
-        control = GrpcControl(repository, settings, folder)
+        control = GrpcControl(repository, settings, folders)
         self._server.add_generic_rpc_handlers((self._service.handler(control.calls()), health.handler()))
 
     async def start(self, host: str, port: int) -> None:

@@ -18,6 +18,7 @@ from serve.http.prometheus import Metrics
 from serve.http.rerank import Rerank
 from serve.http.task_endpoint import Predict
 from serve.http.transcribe import Transcribe
+from serve.model_repository.adapter_folder import open_folders
 from serve.model_repository.artifact_sources import locate_artifacts
 from serve.model_repository.loader import open_models
 from serve.model_repository.repository import Repository
@@ -35,8 +36,8 @@ MetricsFactory = Callable[[Repository, Access], Metrics]
 class App:
     """An ASGI application that serves the models of a repository. On shutdown it closes them.
 
-    folder: where models come and go. metrics: makes what /metrics answers with. stopping: another server of the same
-    models, while it stops.
+    folders: where models and adapters come and go. metrics: makes what /metrics answers with. stopping: another server
+    of the same models, while it stops.
     """
 
     def __init__(
@@ -45,17 +46,17 @@ class App:
         settings: Settings,
         access: Access,
         observer: RequestObserver,
-        folder: WatchedFolder | None = None,
+        folders: Sequence[WatchedFolder] = (),
         metrics: MetricsFactory = Metrics,
     ) -> None:
         self.repository = repository
-        self.folder = folder
+        self.folders = folders
         self.access = access
         self.guard = Guard(access)
         self.observer = observer
         self.metrics = metrics(repository, access)
         self.control = create_control(repository, self.metrics, self.close)
-        add_extensions(self.control, repository, folder, settings)
+        add_extensions(self.control, repository, folders, settings)
         self.settings = settings
         self.budget = MemoryBudget(settings.max_in_flight)
         self.stopping: asyncio.Task[None] | None = None
@@ -67,8 +68,8 @@ class App:
             if self.stopping is not None:
                 await self.stopping
         finally:
-            if self.folder is not None:
-                self.folder.close()
+            for folder in self.folders:
+                folder.close()
             self.repository.close()
             self.observer.close()
 
@@ -105,7 +106,7 @@ def create_app(
     settings: Settings | None = None,
     metrics: MetricsFactory = Metrics,
 ) -> App:
-    """Open the artifacts, and those in the settings' folder of models, and put them behind HTTP.
+    """Open the artifacts, those in the settings' folder of models, and their adapters, and put them behind HTTP.
 
     artifacts: as of `locate_artifacts`, or what it returns. metrics: as of App. Raises UsageError where
     there is neither, and what `locate_artifacts`, `Artifact.load`, `Artifact.open` and `Artifact.require_proof` raise,
@@ -117,11 +118,14 @@ def create_app(
     paths = artifacts if isinstance(artifacts, Mapping) else locate_artifacts(artifacts, settings)
     access, observer = Access(settings), RequestObserver(settings)
     repository = Repository(open_models(paths, settings), settings.require)
-    folder = None if settings.models is None else WatchedFolder(settings.models, repository, settings)
+    folders: list[WatchedFolder] = []
     try:
-        if folder is not None:
+        for folder in open_folders(repository, settings):
             folder.start()
+            folders.append(folder)
     except BaseException:
+        for folder in folders:
+            folder.close()
         repository.close()
         raise
-    return App(repository, settings, access, observer, folder, metrics)
+    return App(repository, settings, access, observer, folders, metrics)

@@ -13,11 +13,13 @@ from starlette.routing import Route
 from laconic import __version__
 from laconic.artifacts.manifest import MANIFEST
 from laconic.errors import LaconicError, UnknownModel
+from laconic.runtimes.adapter_config import WEIGHTS
 from serve.asgi.wire import Answer, to_answer, to_json
 from serve.http import openapi
 from serve.http.endpoint import MethodNotAllowed
 from serve.http.page import add_page
 from serve.http.prometheus import CONTENT_TYPE, Metrics
+from serve.model_repository.adapter_model import AdapterModel
 from serve.model_repository.model import Model
 from serve.model_repository.repository import Repository
 from serve.openai.openai_shape import to_openai_answer
@@ -144,12 +146,14 @@ def add_openai_models(app: FastAPI, repository: Repository) -> None:
 
 
 def openai_model(model: Model) -> dict[str, Any]:
-    """Describe a model for the list of models. Its artifact's manifest says when it was created, in seconds since
-    1970."""
+    """Describe a model for the list of models; of an adapter, `parent` is its base, as in vLLM. The manifest of the
+    artifact, or the weights of the adapter, say when it was created, in seconds since 1970."""
     created = 0
+    file = model.folder / WEIGHTS if isinstance(model, AdapterModel) else model.artifact.path / MANIFEST
     with suppress(OSError):
-        created = int((model.artifact.path / MANIFEST).stat().st_mtime)
-    return {"id": model.name, "object": "model", "created": created, "owned_by": "laconic"}
+        created = int(file.stat().st_mtime)
+    parent = {"parent": model.base.name} if isinstance(model, AdapterModel) else {}
+    return {"id": model.name, "object": "model", "created": created, "owned_by": "laconic", **parent}
 
 
 def add_models(app: FastAPI, repository: Repository) -> None:

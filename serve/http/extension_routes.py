@@ -1,5 +1,6 @@
 """The routes of extensions of the V2 protocol: control of the model repository, settings, shared memory."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -22,27 +23,27 @@ SETTINGS_BODY = {
 }
 
 
-def add_extensions(app: FastAPI, repository: Repository, folder: WatchedFolder | None, settings: Settings) -> None:
-    """Add the routes. folder: where models are loaded from; without one, the routes that load them say so."""
-    add_model_control(app, folder, settings)
+def add_extensions(app: FastAPI, repository: Repository, folders: Sequence[WatchedFolder], settings: Settings) -> None:
+    """Add the routes. folders: where models are loaded from; without any, the routes that load them say so."""
+    add_model_control(app, folders, settings)
     add_settings(app, repository)
     for kind in SHARED_MEMORY:
         add_shared_memory(app, kind)
 
 
-def add_model_control(app: FastAPI, folder: WatchedFolder | None, settings: Settings) -> None:
+def add_model_control(app: FastAPI, folders: Sequence[WatchedFolder], settings: Settings) -> None:
     """Add the routes that load and unload models."""
 
     @app.post("/v2/repository/models/{name}/load", tags=["server"], response_class=Response)
     async def load(name: str, request: Request) -> Response:
         """Load the newest version of a model in the folder. Answers when it is served."""
-        await extensions.control_model(folder, settings, WatchedFolder.load, name, await read_control_body(request))
+        await extensions.control_model(folders, settings, WatchedFolder.load, name, await read_control_body(request))
         return Response()
 
     @app.post("/v2/repository/models/{name}/unload", tags=["server"], response_class=Response)
     async def unload(name: str, request: Request) -> Response:
         """Serve a model no longer. Requests under way are answered."""
-        await extensions.control_model(folder, settings, WatchedFolder.unload, name, await read_control_body(request))
+        await extensions.control_model(folders, settings, WatchedFolder.unload, name, await read_control_body(request))
         return Response()
 
 

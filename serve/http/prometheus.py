@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 
 from serve.batching.buckets import Buckets
 from serve.batching.statistics import Statistics
-from serve.generation.generation_worker import GenerationWorker
+from serve.generation.text_writer import TokenWriter
 from serve.model_repository.model import Model
 from serve.model_repository.repository import Repository
 from serve.security.access import Access
@@ -124,34 +124,36 @@ class Metrics:
             yield from format_head(name, "histogram", distribution.help)
             for labels, statistics in models:
                 yield from format_histogram(name, labels, distribution.read(statistics), distribution.unit)
-        workers = [(format_labels(each), each.writer.worker) for each in self.repository if each.writer is not None]
-        yield from generation_lines(workers) if workers else ()
+        writers = [(format_labels(each), each.writer) for each in self.repository if each.writer is not None]
+        yield from generation_lines(writers) if writers else ()
         yield from self._access_lines()
 
 
-def generation_lines(workers: Sequence[tuple[str, GenerationWorker]]) -> Iterator[str]:
-    """Yield the lines of models that write. workers: each behind the labels of its model."""
+def generation_lines(writers: Sequence[tuple[str, TokenWriter]]) -> Iterator[str]:
+    """Yield the lines of models that write, and of adapters, whose cache is their base's. writers: each behind the
+    labels of its model."""
     name = "laconic_generation_first_token_seconds"
     yield from format_head(name, "histogram", "Time from a request to the first token of a choice")
-    for labels, worker in workers:
-        yield from format_histogram(name, labels, worker.statistics.first_token, NANOSECOND)
+    for labels, writer in writers:
+        yield from format_histogram(name, labels, writer.statistics.first_token, NANOSECOND)
     name = "laconic_generation_between_tokens_seconds"
     yield from format_head(name, "histogram", "Time between two tokens of a choice")
-    for labels, worker in workers:
-        yield from format_histogram(name, labels, worker.statistics.between_tokens, NANOSECOND)
+    for labels, writer in writers:
+        yield from format_histogram(name, labels, writer.statistics.between_tokens, NANOSECOND)
     name = "laconic_generation_tokens_total"
     yield from format_head(name, "counter", "Tokens of the prompts of requests that began, and tokens written")
-    for labels, worker in workers:
-        yield f'{name}{{{labels},kind="prompt"}} {worker.statistics.prompt_tokens}'
-        yield f'{name}{{{labels},kind="generated"}} {worker.statistics.generated_tokens}'
+    for labels, writer in writers:
+        yield f'{name}{{{labels},kind="prompt"}} {writer.statistics.prompt_tokens}'
+        yield f'{name}{{{labels},kind="generated"}} {writer.statistics.generated_tokens}'
     name = "laconic_generation_cached_tokens_total"
     yield from format_head(name, "counter", "Tokens of prompts that a prefix cache had, where the engine says so")
-    yield from (f"{name}{{{labels}}} {worker.statistics.cached_tokens}" for labels, worker in workers)
+    yield from (f"{name}{{{labels}}} {writer.statistics.cached_tokens}" for labels, writer in writers)
     name = "laconic_generation_draft_tokens_total"
     yield from format_head(name, "counter", "Tokens that were proposed to the model, and those of them that it chose")
-    for labels, worker in workers:
-        yield f'{name}{{{labels},kind="proposed"}} {worker.statistics.drafted_tokens}'
-        yield f'{name}{{{labels},kind="accepted"}} {worker.statistics.accepted_tokens}'
+    for labels, writer in writers:
+        yield f'{name}{{{labels},kind="proposed"}} {writer.statistics.drafted_tokens}'
+        yield f'{name}{{{labels},kind="accepted"}} {writer.statistics.accepted_tokens}'
+    workers = [(labels, writer.worker) for labels, writer in writers if not writer.adapter]
     name = "laconic_generation_requests"
     yield from format_head(name, "gauge", "Requests that are being written, and those that wait for room in the cache")
     for labels, worker in workers:

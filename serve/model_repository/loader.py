@@ -109,7 +109,8 @@ def open_writer(artifact: Artifact, settings: Settings, name: str, digest: str) 
     if task.generation is None:
         return None
     if isinstance(task, WritingTask):
-        worker = open_worker(artifact, settings, name, digest, context=task.max_tokens)
+        has_adapters = settings.adapters is not None
+        worker = open_worker(artifact, settings, name, digest, context=task.max_tokens, has_adapters=has_adapters)
         return TextWriter(worker, task, task.max_tokens, task.chat)
     if not isinstance(task, TokenTask):
         return None
@@ -142,8 +143,9 @@ def open_worker(
     context: int,
     generation: Mapping[str, Any] | None = None,
     longest: int = 0,
+    has_adapters: bool = False,
 ) -> GenerationWorker:
-    """Open a model in a generation worker. context, generation, longest: as `GenerationJob` has them."""
+    """Open a model in a generation worker. context, generation, longest, has_adapters: as `GenerationJob` has them."""
     placements = artifact.manifest.placements
     placement = next((each for each in placements if each.runtime == READER), placements[0])
     executors, threads = settings.parallelism(name)
@@ -160,6 +162,7 @@ def open_worker(
         generation=generation,
         longest=longest,
         golden=pack_golden(choose_golden_tokens(artifact.golden(placement))),
+        has_adapters=has_adapters,
     )
     return GenerationWorker.open(
         job, watchdog=settings.watchdog, crashes=settings.max_crashes, most_waiting=settings.max_waiting

@@ -48,7 +48,8 @@ class Model:
     """Runs inference on tensors (`infer`) and on samples (`predict`). Owns the backend that runs its batches.
 
     digest: of the artifact's manifest. note: why this engine was opened, where there was a choice. users: requests that
-    are under way, for which the model stays open. writer: writes token by token; None where the model does not.
+    are under way, for which the model stays open; adapters: numbers of those that write with its engine, for which it
+    does, too. writer: writes token by token; None where the model does not.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Model:
         self.version = version
         self.digest = digest
         self.users = 0
+        self.adapters: set[int] = set()
         self.artifact = artifact
         self.backend = backend
         self.writer = writer

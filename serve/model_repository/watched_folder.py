@@ -12,7 +12,7 @@ import time
 from laconic.errors import INTERRUPTS, ArtifactError, UnknownModel, UsageError, describe_error, did_you_mean
 from serve.model_repository.loader import open_version
 from serve.model_repository.model import Model
-from serve.model_repository.model_store import make_store
+from serve.model_repository.model_store import ModelStore, make_store
 from serve.model_repository.repository import Repository, UnavailableVersion
 from serve.model_repository.versions import VERSION, FolderListing, Location, Stamp, explain_ambiguity
 from serve.settings.server_settings import Settings
@@ -31,9 +31,10 @@ class WatchedFolder:
     A model that the repository holds from the start keeps its name to itself.
     """
 
-    def __init__(self, path: str, repository: Repository, settings: Settings) -> None:
+    def __init__(self, path: str, repository: Repository, settings: Settings, store: ModelStore | None = None) -> None:
+        """store: what the path holds; artifacts where None."""
         self.path = path
-        self.store = make_store(path, settings)
+        self.store = store or make_store(path, settings)
         self.repository = repository
         self.settings = settings
         self._reserved = {model.name: model.artifact.path for model in repository}
@@ -99,6 +100,10 @@ class WatchedFolder:
             for version in versions[: self.settings.keep_versions]:
                 self.repository.absent[name, version] = UnavailableVersion("UNAVAILABLE", "unloaded")
 
+    def holds(self, name: str) -> bool:
+        """Return whether the folder has something of that name. Raises OSError where it cannot be read."""
+        return any(name in part for part in self.store.list())
+
     def _find(self, name: str, listing: FolderListing) -> list[str]:
         """Find the versions of a model in the folder, the newest first. Raises UnknownModel, and ArtifactError where
         the folder of the model cannot be read."""
@@ -152,7 +157,10 @@ class WatchedFolder:
                     kept += key in self._served
         for key in gone:
             self._withdraw(key)
-        self._unloaded &= {*models, *blocked}
+        for name in self._unloaded - {*models, *blocked}:
+            self._unloaded.discard(name)
+            for key in [key for key in self.repository.absent if key[0] == name]:
+                del self.repository.absent[key]
 
     def _note_blocked(self, blocked: dict[str, str]) -> None:
         """Note the models of which nothing can be loaded, whose versions stay served as they are. blocked: why."""
@@ -176,7 +184,7 @@ class WatchedFolder:
         try:
             if name in self._reserved:
                 raise UsageError(explain_ambiguity(name, (self._reserved[name], location)))
-            model = open_version(self.store.fetch(location), self.settings, name=name, version=version)
+            model = self._open(location, name, version)
         except INTERRUPTS:
             raise
         except BaseException as error:  # noqa: BLE001 - whatever it is, what is served stays
@@ -192,6 +200,10 @@ class WatchedFolder:
         log.info("model %s, version %s, is served", name, version)
         return True
 
+    def _open(self, location: Location, name: str, version: str) -> Model:
+        """Open a version of a model. Raises what is wrong with it."""
+        return open_version(self.store.fetch(location), self.settings, name=name, version=version)
+
     def _withdraw(self, key: Key) -> None:
         self._refused.pop(key, None)
         self.repository.absent.pop(key, None)
@@ -201,11 +213,11 @@ class WatchedFolder:
 
 
 def retire(model: Model | None) -> None:
-    """Close a model that is no longer served, after its last request."""
+    """Close a model that is no longer served, after its last request and those with its adapters."""
 
     def close(model: Model) -> None:
         time.sleep(LINGER)
-        while model.users:
+        while model.users or model.adapters:
             time.sleep(0.1)
         model.close()
 

@@ -5,7 +5,7 @@ what they say; a change is refused.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from laconic.errors import InputError, UnknownModel, UsageError
@@ -30,7 +30,7 @@ LOG_SETTINGS: dict[str, Any] = {
     "log_format": "default",
 }
 HARMLESS = {"unload_dependents"}
-"""Parameters that change nothing, and that tritonclient sends: no model depends on another."""
+"""Parameters that change nothing, and that tritonclient sends: adapters go with their base in any case."""
 
 
 class UnknownRegion(UnknownModel):
@@ -61,22 +61,27 @@ def refuse_region(name: str) -> None:
 
 
 async def control_model(
-    folder: WatchedFolder | None,
+    folders: Sequence[WatchedFolder],
     settings: Settings,
     act: Callable[[WatchedFolder, str], None],
     name: str,
     content: Any,
 ) -> None:
-    """Act on a model. content: of the request.
+    """Act on a model, or an adapter. folders: that hold them. content: of the request.
 
-    Raises UsageError without a folder, in one of several server processes, and for parameters: a request names no
+    Raises UsageError without any, in one of several server processes, and for parameters: a request names no
     path and no file.
     """
-    if folder is None:
+    if not folders:
         raise UsageError("this server watches no folder of models (--models), so its models stay as they are")
     if settings.fronts > 1:
         raise UsageError("one of several server processes (--fronts) answers here. Change the folder of models")
     parameters = content.get("parameters") or {} if isinstance(content, dict) else None
     if not isinstance(parameters, dict) or set(parameters) - HARMLESS:
         raise UsageError("a model is loaded and unloaded as it lies in the folder: 'parameters' are not supported")
-    await asyncio.to_thread(act, folder, name)
+    await asyncio.to_thread(lambda: act(choose_folder(folders, name), name))
+
+
+def choose_folder(folders: Sequence[WatchedFolder], name: str) -> WatchedFolder:
+    """Choose the folder that holds a model, or an adapter; the first where none does."""
+    return next((folder for folder in folders[1:] if folder.holds(name)), folders[0])

@@ -20,7 +20,7 @@ from serve.security.origin import is_loopback
 from serve.settings.server_settings import Settings
 from serve.settings.settings_file import load_settings
 
-NOT_HERE = ("fronts", "grpc_port", "admin", "tls_cert", "tls_key", "models")
+NOT_HERE = ("fronts", "grpc_port", "admin", "tls_cert", "tls_key", "models", "adapters")
 """Settings of the server's own listeners and of its folder, which replicas do not have."""
 ENVIRONMENT = {
     # Ray's own proxy answered 150 requests a second, HAProxy 1,300 to 1,600 (2 cores of an AMD EPYC).

@@ -113,6 +113,11 @@ class Settings(Strict):
     models: Place | None = setting(
         None, "Models", "folder of artifacts that is watched, or an address of several (s3://, gs://, hf://)"
     )
+    adapters: Path | None = setting(
+        None,
+        "Models",
+        "folder of LoRA adapters that is watched: `MODEL/NAME`, in peft's format, beside the language model MODEL",
+    )
     require: Names = setting(
         (),
         "Models",
