@@ -145,7 +145,7 @@ class OpenVinoDecoder(Generator):
     def load_adapter(self, number: int, folder: Path) -> None:
         products = self._opening.result().products if self._opening is not None else ()
         if not products:
-            raise InputError("the engine was not opened for adapters, or its graph has no layer that takes one")
+            raise InputError("the engine was not opened for adapters, or no layer takes one (AWQ). Serve it merged")
         self._adapters[number] = read_low_rank_adapter(folder, products)
 
     def unload_adapter(self, number: int) -> None:

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from laconic.errors import RuntimeFailure
+from laconic.errors import NotReady, RuntimeFailure
 from serve.workers.child_process import ERRORS
 
 log = logging.getLogger("laconic.serve")
@@ -29,7 +29,7 @@ class WorkerAdapters:
 
     def load(self, folder: Path, check_running: Callable[[], None]) -> int:
         """Load an adapter, and wait for it; return its number. check_running: raises NotReady while no worker runs.
-        Raises the worker's error, and RuntimeFailure where it dies meanwhile."""
+        Raises the worker's error, and NotReady where it dies meanwhile."""
         answer: Future[None] = Future()
         with self._lock:
             number = next(self._numbers)
@@ -76,4 +76,4 @@ class WorkerAdapters:
         with self._lock:
             waiting = [answer for _, answer in self._waiting.values() if not answer.done()]
         for answer in waiting:
-            answer.set_exception(RuntimeFailure("the engine stopped while it loaded this adapter. Try again"))
+            answer.set_exception(NotReady("the engine stopped while it loaded this adapter. Try again"))

@@ -19,6 +19,7 @@ from serve.http.operation_schema import (
     describe_transcription,
     make_object,
 )
+from serve.model_repository.adapter_model import AdapterModel
 from serve.model_repository.model import Model
 from serve.model_repository.repository import Repository
 from serve.openai.chat_request import ChatRequest
@@ -99,15 +100,16 @@ def describe_parameter(name: str, models: list[Model]) -> dict[str, Any]:
 
 
 def describe_models(models: list[Model]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Describe the operations of models, by path. models: all versions, the newest of each last."""
-    for model in models:
+    """Describe the operations of models, by path. models: all versions, the newest of each last. Adapters only write."""
+    computing = [model for model in models if not isinstance(model, AdapterModel)]
+    for model in computing:
         name, versioned = quote(model.name), f"_{model.version}"
         yield f"/v2/models/{name}/versions/{model.version}/infer", with_errors(describe_infer(model, versioned))
-    newest = {model.name: model for model in models}
-    for model in newest.values():
+    for model in {model.name: model for model in computing}.values():
         name = quote(model.name)
         yield f"/v2/models/{name}/infer", with_errors(describe_infer(model))
         yield f"/v1/models/{name}/predict", with_errors(describe_predict(model))
+    newest = {model.name: model for model in models}
     if embedding := [model for model in newest.values() if model.task.embeds]:
         yield "/v1/embeddings", with_errors(describe_embeddings(embedding), "OpenAI")
     if ranking := [model for model in newest.values() if model.task.ranks]:

@@ -119,7 +119,11 @@ class Metrics:
             )
         name = "nv_inference_pending_request_count"
         yield from format_head(name, "gauge", "Parts of requests that wait for an executor")
-        yield from (f"{name}{{{format_labels(model)}}} {model.batcher.pending}" for model in self.repository)
+        yield from (
+            f"{name}{{{format_labels(model)}}} {model.batcher.pending}"
+            for model in self.repository
+            if not is_adapter(model)
+        )
         for name, distribution in DISTRIBUTIONS.items():
             yield from format_head(name, "histogram", distribution.help)
             for labels, statistics in models:
@@ -164,6 +168,11 @@ def generation_lines(writers: Sequence[tuple[str, TokenWriter]]) -> Iterator[str
     for labels, worker in workers:
         yield f'{name}{{{labels},state="used"}} {worker.admission.ledger.used}'
         yield f'{name}{{{labels},state="total"}} {worker.admission.ledger.total}'
+
+
+def is_adapter(model: Model) -> bool:
+    """Return whether a model is an adapter, whose queue and cache are its base's."""
+    return model.writer is not None and model.writer.adapter > 0
 
 
 def format_labels(model: Model) -> str:

@@ -29,10 +29,10 @@ class AdapterStore:
     def check(self) -> None:
         if not self.path.is_dir():
             raise UsageError(f"there is no folder {self.path}. Make it, or give another one to --adapters")
-        if alone := [folder.name for folder in self.path.iterdir() if is_adapter(folder)]:
+        if alone := list_adapters(self.path):
             raise UsageError(
-                f"{self.path / alone[0]} does not say which model it is an adapter of. Move it to "
-                f"{self.path / 'MODEL' / alone[0]}, where MODEL is the name of a served language model"
+                f"{alone[0]} does not say which model it is an adapter of. Move it to "
+                f"{self.path / 'MODEL' / alone[0].name}, where MODEL is the name of a served language model"
             )
 
     def list(self) -> FolderListing:
@@ -41,7 +41,7 @@ class AdapterStore:
         places: dict[str, list[Path]] = {}
         orphans = set()
         for base in sorted(self.path.iterdir()):
-            adapters = [each for each in sorted(base.iterdir()) if is_adapter(each)] if base.is_dir() else []
+            adapters = list_adapters(base)
             if adapters and self.find_base(base.name) is None:
                 orphans.add(base.name)
                 continue
@@ -71,6 +71,15 @@ class AdapterStore:
         model = self.repository.get(name) if self.repository.versions(name) else None
         has_adapters = model is not None and model.writer is not None and model.writer.worker.job.has_adapters
         return None if isinstance(model, AdapterModel) or not has_adapters else model
+
+
+def list_adapters(folder: Path) -> list[Path]:
+    """List the adapters in a folder, but for hidden ones: such are being written. One that cannot be read is none."""
+    try:
+        folders = [each for each in sorted(folder.iterdir()) if not each.name.startswith(".")]
+        return [each for each in folders if is_adapter(each)]
+    except OSError:
+        return []
 
 
 class AdapterFolder(WatchedFolder):

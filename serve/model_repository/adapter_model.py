@@ -20,8 +20,8 @@ class AdapterModel(Model):
     """
 
     def __init__(self, base: Model, writer: TextWriter, folder: Path, *, name: str, version: str) -> None:
-        """Load the adapter. writer: of the base. Raises SourceError for one that is not the base's, and NotReady and
-        RuntimeFailure where the engine does not run."""
+        """Load the adapter. writer: of the base. Raises SourceError for one that is not the base's, and NotReady
+        where no engine runs."""
         digest = digest_file(folder / WEIGHTS).sha256 if (folder / WEIGHTS).is_file() else ""
         number = writer.worker.adapters.load(folder, writer.worker.check_running)
         base.adapters.add(number)
@@ -32,6 +32,10 @@ class AdapterModel(Model):
         self.runtime, self.note, self.verdict = base.runtime, "", None
         self.task, self.inputs, self.outputs = base.task, base.inputs, base.outputs
         self.statistics, self.batcher = Statistics(), base.batcher
+
+    @property
+    def location(self) -> Path:
+        return self.folder
 
     async def infer(self, inputs: Arrays, *, timeout: float | None = None) -> Arrays:
         """Raise InputError: the sessions of the base compute without adapters."""

@@ -6,6 +6,7 @@ import timeit
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -96,6 +97,11 @@ class Model:
             statistics=self.statistics,
             inline=backend.local and runs_inline(backend.sessions[0], artifact),
         )
+
+    @property
+    def location(self) -> Path:
+        """Where its files lie."""
+        return self.artifact.path
 
     @property
     def text_writer(self) -> TextWriter | None:

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 
-from laconic.errors import INTERRUPTS, ArtifactError, UnknownModel, UsageError, describe_error, did_you_mean
+from laconic.errors import INTERRUPTS, ArtifactError, NotReady, UnknownModel, UsageError, describe_error, did_you_mean
 from serve.model_repository.loader import open_version
 from serve.model_repository.model import Model
 from serve.model_repository.model_store import ModelStore, make_store
@@ -182,15 +182,16 @@ class WatchedFolder:
         name, version = key
         self.repository.absent[key] = UnavailableVersion("LOADING", "")
         try:
-            if name in self._reserved:
-                raise UsageError(explain_ambiguity(name, (self._reserved[name], location)))
+            if self.repository.versions(name) and not any(served == name for served, _ in self._served):
+                raise UsageError(explain_ambiguity(name, (self.repository.get(name).location, location)))
             model = self._open(location, name, version)
         except INTERRUPTS:
             raise
         except BaseException as error:  # noqa: BLE001 - whatever it is, what is served stays
             reason = describe_error(error)
             log.error("model %s, version %s, is not loaded: %s", name, version, reason)
-            self._refused[key] = files
+            if not isinstance(error, NotReady):  # an engine that is being started again: tried again with each look
+                self._refused[key] = files
             self.repository.absent[key] = UnavailableVersion("UNAVAILABLE", reason)
             return key in self._served
         self._refused.pop(key, None)
