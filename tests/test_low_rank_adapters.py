@@ -169,6 +169,15 @@ def test_weights_in_bfloat16_are_read(
     assert finish(generator)[0][1, 0] == write_greedily(adapters[1][1], prompt, TOKENS)
 
 
+def test_layers_whose_inputs_are_scaled_take_none(
+    adapters: tuple[Path, list[Any], list[Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("laconic.runtimes.adapter_graph.SCALED", "0.input_layernorm")
+    generator = OpenVinoDecoder(adapters[0], context=CONTEXT, cache_bytes=4 << 20, has_adapters=True)
+    with generator, pytest.raises(SourceError, match=r"layers\.0\.self_attn\.q_proj, and the served model has none"):
+        generator.load_adapter(1, adapters[2][0])
+
+
 def test_an_engine_that_was_opened_for_none_takes_none(adapters: tuple[Path, list[Any], list[Path]]) -> None:
     generator = OpenVinoDecoder(adapters[0], context=CONTEXT, cache_bytes=4 << 20)
     with generator, pytest.raises(InputError, match="not opened for adapters"):

@@ -159,6 +159,31 @@ def test_an_engine_that_is_started_again_has_its_adapters(
         assert write(client, "pirate") == expected[2]["pirate"]
 
 
+def test_adapters_follow_their_base_when_it_is_replaced_and_go_with_it(
+    expected: tuple[Path, Path, dict[str, str]], folder: Path, tmp_path: Path
+) -> None:
+    """And one whose name a model has already is not served in its place."""
+    models, adapters = tmp_path / "models", tmp_path / "adapters"
+    shutil.copytree(expected[0], models / "chat.laconic")
+    shutil.copytree(folder, adapters)
+    shutil.copytree(adapters / "chat" / "pirate", adapters / "chat" / "chat")
+    options = {"threads": 1, "kv_cache": 4 << 20, "poll": POLL}
+    with running(models=models, adapters=adapters, **options) as server, server.client() as client:
+        first = server.app.repository.get("chat")
+        shutil.copytree(expected[0], models / ".chat")
+        (models / "chat.laconic").rename(tmp_path / "old")
+        (models / ".chat").rename(models / "chat.laconic")
+        assert client.post("/v2/repository/models/chat/load").status_code == 200
+        assert write(client, "pirate") == expected[2]["pirate"]  # of the old one or the new one
+        assert eventually(lambda: not first.adapters, 20)
+        assert write(client, "pirate") == expected[2]["pirate"]
+        assert write(client, "chat") == expected[2]["chat"]
+        reasons = {each["reason"] for each in client.post("/v2/repository/index").json()}
+        assert any("would both be served as 'chat'" in reason for reason in reasons)
+        assert client.post("/v2/repository/models/chat/unload").status_code == 200
+        assert eventually(lambda: list_models(client) == {})
+
+
 @pytest.mark.parametrize(
     ("place", "options", "message"),
     [

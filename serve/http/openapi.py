@@ -100,7 +100,8 @@ def describe_parameter(name: str, models: list[Model]) -> dict[str, Any]:
 
 
 def describe_models(models: list[Model]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Describe the operations of models, by path. models: all versions, the newest of each last. Adapters only write."""
+    """Describe the operations of models, by path. models: all versions, the newest of each last; adapters only
+    write."""
     computing = [model for model in models if not isinstance(model, AdapterModel)]
     for model in computing:
         name, versioned = quote(model.name), f"_{model.version}"

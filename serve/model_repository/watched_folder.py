@@ -100,6 +100,10 @@ class WatchedFolder:
             for version in versions[: self.settings.keep_versions]:
                 self.repository.absent[name, version] = UnavailableVersion("UNAVAILABLE", "unloaded")
 
+    def serves(self, name: str) -> bool:
+        """Return whether something of that name is served from the folder."""
+        return any(served == name for served, _ in list(self._served))
+
     def holds(self, name: str) -> bool:
         """Return whether the folder has something of that name. Raises OSError where it cannot be read."""
         return any(name in part for part in self.store.list())
@@ -182,7 +186,7 @@ class WatchedFolder:
         name, version = key
         self.repository.absent[key] = UnavailableVersion("LOADING", "")
         try:
-            if self.repository.versions(name) and not any(served == name for served, _ in self._served):
+            if self.repository.versions(name) and not self.serves(name):
                 raise UsageError(explain_ambiguity(name, (self.repository.get(name).location, location)))
             model = self._open(location, name, version)
         except INTERRUPTS:

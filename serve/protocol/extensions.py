@@ -83,5 +83,8 @@ async def control_model(
 
 
 def choose_folder(folders: Sequence[WatchedFolder], name: str) -> WatchedFolder:
-    """Choose the folder that holds a model, or an adapter; the first where none does."""
-    return next((folder for folder in folders[1:] if folder.holds(name)), folders[0])
+    """Choose the folder that a model, or an adapter, is served from; or else that which holds one; or the first."""
+    serving = [folder for folder in folders if folder.serves(name)]
+    if serving or len(folders) == 1:
+        return serving[0] if serving else folders[0]
+    return next((folder for folder in folders if folder.holds(name)), folders[0])
