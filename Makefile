@@ -26,7 +26,7 @@ install: $(STAMP)  ## the environment .venv, with everything pinned
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade -c constraints.txt pip setuptools
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[cpu,generate,serve,otel,train,ray,size,dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[cpu,generate,llamacpp,serve,otel,train,ray,size,dev]'
 	@touch $@
 
 demo: $(STAMP)  ## compress a real model, serve it, ask it; FAST=1 for the short form

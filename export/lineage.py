@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from export.formats.module_origin import ModuleOrigin
 from export.reference_texts import write_reference_texts
 from export.sources import open_source
 from laconic.arrays import Array, Arrays
@@ -80,6 +81,11 @@ class Lineage:
             calibrate=samples.calibrate,
             choose=samples.choose,
         )
+
+    @property
+    def origin(self) -> ModuleOrigin:
+        """What the module of the model is built from, without its weights."""
+        return ModuleOrigin(self.source.description, tuple(self.history))
 
     def describe_source(self) -> dict[str, Any]:
         """Describe the source, JSON-ready: how to rebuild it, its figures, and the length of its own history."""

@@ -240,7 +240,7 @@ class EngineBuild:
 
     def list_options(self, graph: Graph) -> list[EngineOption]:
         """List the engine options to build for, the preferred first. Those in FP16 know what exceeds it."""
-        options = list_recipe_options(self.recipe, graph, self.steps)
+        options = list_recipe_options(self.recipe, graph, self.lineage.origin, self.steps)
         if not any(option.compute == "float16" for option in options):
             return options
         with self.steps.step("find what exceeds FP16") as step:

@@ -64,10 +64,12 @@ RUNTIMES = {
     "onnxruntime": "laconic.runtimes.onnxruntime:OnnxRuntime",
     "onnxruntime-cuda": "laconic.runtimes.onnxruntime_cuda:OnnxRuntimeCuda",
     "tensorrt": "laconic.runtimes.tensorrt:TensorRt",
+    "llamacpp": "laconic.runtimes.llamacpp:LlamaCpp",
     "fake": "laconic.runtimes.fake:Fake",
 }
 
 GENERATORS = {
+    "llamacpp": "laconic.runtimes.llamacpp_generator:LlamaCppGenerator",
     "openvino": "laconic.runtimes.openvino_generator:OpenVinoGenerator",
     "openvino-decoder": "laconic.runtimes.openvino_decoder:OpenVinoDecoder",
     "openvino-genai": "laconic.runtimes.openvino_genai:OpenVinoGenAi",
@@ -131,10 +133,16 @@ CRITERIA = {
 
 PLACEMENTS = {
     "openvino": "export.placements.openvino_cpu:RULES",
+    "llamacpp": "export.placements.llamacpp_cpu:RULES",
     "onnxruntime": "export.placements.onnxruntime_cpu:RULES",
     "onnxruntime-cuda": "export.placements.onnxruntime_gpu:RULES",
     "tensorrt": "export.placements.tensorrt_gpu:RULES",
 }
+
+ENGINE_FILES = {
+    "llamacpp": "export.formats.llamacpp_file:write_llamacpp_file",
+}
+"""Engines that read a file of their own beside the graph, and what writes it."""
 
 FORMATS = {
     ".jsonl": "laconic.data.formats:jsonl",
@@ -224,6 +232,15 @@ TARGETS: dict[str, tuple[str, ...]] = {
 }
 """The engines of each target, in order of preference."""
 
+NAMED_ENGINES: dict[str, tuple[str, ...]] = {"cpu": ("llamacpp",)}
+"""Engines of a target that compute less exactly than others: a recipe gets them where it names them."""
+
+
+def list_engines(target: str) -> tuple[str, ...]:
+    """List the engines that a recipe can name for a target."""
+    return (*TARGETS[target], *NAMED_ENGINES.get(target, ()))
+
+
 TABLES = {
     "task": TASKS,
     "objective": OBJECTIVES,
@@ -232,6 +249,7 @@ TABLES = {
     "generator": GENERATORS,
     "stage": STAGES,
     "placement": PLACEMENTS,
+    "engine file": ENGINE_FILES,
     "criterion": CRITERIA,
     "technique": TECHNIQUES,
     "format": FORMATS,
@@ -284,6 +302,7 @@ PACKAGES_OF_EXTRA = {
     "train": ("torchao", "peft", "accelerate", "tensorboard", "pynvml"),
     "cpu": ("onnxruntime", "openvino"),
     "generate": ("openvino_genai", "openvino_tokenizers", "llguidance"),
+    "llamacpp": ("xllamacpp",),
     "tensorrt": ("tensorrt",),
     "gpu": ("cuda",),
     "serve": ("fastapi", "uvicorn", "orjson", "prometheus_client", "tokenizers", "PIL"),

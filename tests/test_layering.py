@@ -373,6 +373,7 @@ def test_every_package_that_is_imported_is_declared():
             "openvino",
             "onnxruntime",
             "generate",
+            "llamacpp",
             "serve",
             "compress",
             "train",

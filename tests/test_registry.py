@@ -9,6 +9,7 @@ from laconic.config import NamedSettings
 from laconic.errors import LaconicError, MissingPackage, RecipeError, UntrustedCode, UsageError
 from laconic.recipes.recipe import Recipe
 from laconic.recipes.stage import PlanStage, Stage, TorchStage
+from laconic.runtimes.decoder_file import gguf_of
 from laconic.runtimes.runtime import Runtime, Session
 from laconic.tasks.task import Task
 
@@ -51,10 +52,12 @@ def test_every_runtime_keeps_the_contract(name, tmp_path):
     assert issubclass(runtime, Runtime)
     assert engine.name == name
     assert engine.version()
-    assert engine.computes()[0] == ("float32" if name not in GPU_ENGINES else "float16")
+    only = {"llamacpp": "int8-dynamic"} | dict.fromkeys(GPU_ENGINES, "float16")
+    assert engine.computes()[0] == only.get(name, "float32")
     damaged = tmp_path / "model.onnx"
-    damaged.write_bytes(b"\x00not a model")
-    with pytest.raises(LaconicError, match=r"model\.onnx"):
+    for path in (damaged, gguf_of(damaged)):
+        path.write_bytes(b"\x00not a model")
+    with pytest.raises(LaconicError, match=r"model\.(onnx|gguf)"):
         engine.open(damaged)
 
 
@@ -70,14 +73,15 @@ def test_every_stage_keeps_the_contract(name):
 
 
 def test_every_engine_of_a_target_is_registered_and_has_a_placement():
-    assert {engine for engines in registry.TARGETS.values() for engine in engines} <= set(registry.RUNTIMES)
-    assert {engine for engines in registry.TARGETS.values() for engine in engines} <= set(registry.PLACEMENTS)
+    engines = {engine for target in registry.TARGETS for engine in registry.list_engines(target)}
+    assert engines <= set(registry.RUNTIMES)
+    assert engines <= set(registry.PLACEMENTS)
 
 
 def test_an_unknown_name_is_answered_with_the_nearest_and_an_earlier_one_with_the_new_one():
     with pytest.raises(UsageError, match=r"unknown task 'text-embeding'. Did you mean 'text-embedding'\?"):
         registry.resolve("task", "text-embeding")
-    with pytest.raises(UsageError, match="Known: fake, onnxruntime, onnxruntime-cuda, openvino"):
+    with pytest.raises(UsageError, match="Known: fake, llamacpp, onnxruntime, onnxruntime-cuda, openvino"):
         registry.resolve("runtime", "zzz")
     for kind, names in registry.RENAMED.items():
         for old, new in names.items():

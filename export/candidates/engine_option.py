@@ -1,11 +1,12 @@
 """Build a plan for an engine, and measure the fidelity of its outputs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 from export.candidates.reference import REFERENCE, open_reference
+from export.formats.module_origin import ModuleOrigin
 from export.placements.place import place
 from export.placements.rules import PlacementRules, adapt_plan, keep_compressed
 from export.placements.split_decoder import has_decoder, is_text_decoder, split_decoder
@@ -26,13 +27,15 @@ class EngineOption:
     """An engine, and the arithmetic of the layers that are not quantized.
 
     reference: whether the engine is not on this machine, so that its graphs are run node by node on the CPU instead.
-    overflow: tensors that exceed FP16; the nodes around them stay in FP32.
+    overflow: tensors that exceed FP16; the nodes around them stay in FP32. origin: of the module, for an engine that
+    reads a file of its own.
     """
 
     runtime: str
     compute: Compute
     reference: bool = False
     overflow: frozenset[str] = frozenset()
+    origin: ModuleOrigin | None = field(default=None, compare=False)
 
     @classmethod
     def here(cls, runtime: str, compute: Compute) -> "EngineOption":
@@ -48,7 +51,7 @@ class EngineOption:
     @property
     def on_gpu(self) -> bool:
         """Whether the engine runs on a GPU."""
-        return self.runtime not in registry.TARGETS["cpu"]
+        return self.runtime not in registry.list_engines("cpu")
 
     @property
     def quantizes_attention(self) -> bool:
@@ -77,16 +80,21 @@ class EngineOption:
 
     def build(self, graph: Graph, plan: Plan, path: Path) -> None:
         """Write the graph with the plan's Q/DQ nodes, placed by this engine's rules, to `path`; the encoder of an
-        encoder-decoder beside it. Raises RuntimeFailure for a model that writes texts on a GPU."""
-        if has_decoder(graph) and self.runtime not in registry.TARGETS["cpu"]:
+        encoder-decoder beside it, or a file of the engine's own. Raises RuntimeFailure for a model that writes texts on
+        a GPU, and what writing that file raises."""
+        if has_decoder(graph) and self.on_gpu:
             raise RuntimeFailure(
                 f"{self.runtime} does not run models that write texts yet. Choose --target cpu, whose engines "
                 f"{' and '.join(registry.TARGETS['cpu'])} do"
             )
         rules = keep_compressed(self._rules) if is_text_decoder(graph) else self._rules
-        place(graph, self.adapt(graph, plan), rules, path, self.compute, self._exceeding)
+        adapted = self.adapt(graph, plan)
+        place(graph, adapted, rules, path, self.compute, self._exceeding)
         if has_decoder(graph):
             split_decoder(path)
+        if self.runtime in registry.ENGINE_FILES:
+            write = registry.resolve("engine file", self.runtime)
+            write(path, adapted, self.origin if is_text_decoder(graph) else None)
 
     def open(self, path: Path, threads: int) -> Session:
         """Load a graph that `build` wrote for this engine."""
@@ -145,14 +153,16 @@ def list_options(engines: tuple[str, ...], target: str) -> list[EngineOption]:
     return options
 
 
-def list_recipe_options(recipe: Recipe, graph: Graph, steps: Steps) -> list[EngineOption]:
+def list_recipe_options(recipe: Recipe, graph: Graph, origin: ModuleOrigin, steps: Steps) -> list[EngineOption]:
     """List the engine options that a recipe is for, the preferred first: where it names the engine, the first of its
-    arithmetics, behind INT8 activations if it asks for them, so that nothing is left for a race to choose."""
-    options = list_options(recipe.engines, recipe.target)
+    arithmetics, behind INT8 activations if it asks for them, so that nothing is left for a race to choose.
+    origin: of the module."""
+    options = [replace(each, origin=origin) for each in list_options(recipe.engines, recipe.target)]
     if recipe.engine_only:
         options = [replace(options[0], compute=next(iter(registry.resolve("placement", recipe.engine_only))))]
     engines = dict.fromkeys(option.runtime for option in options if not option.reference and is_text_decoder(graph))
-    dynamic = [EngineOption(name, "int8-dynamic") for name in engines if make_runtime(name).has_int8_dynamic()]
+    names = [name for name in engines if make_runtime(name).has_int8_dynamic()]
+    dynamic = [EngineOption(name, "int8-dynamic", origin=origin) for name in names]
     if recipe.int8_activations and not dynamic:
         steps.warn(
             f"int8_activations changes nothing here: it takes a language model, OpenVINO, and a processor with VNNI. "
@@ -163,7 +173,7 @@ def list_recipe_options(recipe: Recipe, graph: Graph, steps: Steps) -> list[Engi
             f"{options[0].runtime} is not on this machine: its graphs are run node by node on the CPU, and not timed. "
             f"Run `laconic tune` on the artifact where it is"
         )
-    return [*dynamic, *options] if recipe.int8_activations else options
+    return list(dict.fromkeys([*dynamic, *options])) if recipe.int8_activations else options
 
 
 def check_supported(graph: Graph, plan: Plan, options: Sequence[EngineOption]) -> None:

@@ -1,6 +1,6 @@
 """GGUF, the format of llama.cpp: weights in blocks of 32, tokenizer, chat template and the shape of the model."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as Types
 
 from export.formats.gguf_tokenizer import add_tokenizer
-from export.formats.quantized_model import QuantizedModel
+from export.formats.quantized_model import QuantizedModel, QuantizedModule
 from laconic.arrays import Array
 from laconic.errors import FormatRefused
 from laconic.quantization.plan import QuantizedWeight
@@ -52,6 +52,31 @@ def write_gguf(source: QuantizedModel, destination: Path) -> list[str]:
 
     Raises FormatRefused for a family, a tokenizer or a weight that the file cannot hold.
     """
+
+    def describe(writer: gguf.GGUFWriter) -> None:
+        writer.add_name(source.artifact.name)
+        add_tokenizer(writer, source)
+
+    tensors = write_tensors(source, destination, describe)
+    notes = []
+    if source.layers and tensors[EMBEDDING] == Types.F32:
+        notes.append(f"{EMBEDDING} is in FP32: FP16 does not represent its scales")
+    if any(has_rounded_minima(layer.weight) for layer in source.layers.values()):
+        notes.append("zeros are stored as the least number of a group, in FP16, which rounds it by up to 0.05 %")
+    return notes
+
+
+def write_engine_file(source: QuantizedModule, destination: Path) -> None:
+    """Write a GGUF file for an engine that is given tokens: without a tokenizer. Raises FormatRefused for a family or a
+    weight that the file cannot hold."""
+    write_tensors(source, destination, lambda writer: writer.add_tokenizer_model("no_vocab"))
+
+
+def write_tensors(
+    source: QuantizedModule, destination: Path, describe: Callable[[gguf.GGUFWriter], None]
+) -> dict[str, Types]:
+    """Write a GGUF file; return the types of its tensors, by their names. describe: adds what is known beside the
+    weights and the shape of the model. Raises FormatRefused."""
     config = source.model.config
     family = FAMILIES.get(config.model_type)
     if family is None:
@@ -62,23 +87,18 @@ def write_gguf(source: QuantizedModel, destination: Path) -> list[str]:
     tensors = list(iterate_tensors(source, family))
     types = [kind for _, _, kind in tensors if kind in FILE_TYPES]
     writer = gguf.GGUFWriter(destination, gguf.MODEL_ARCH_NAMES[family.architecture])
-    add_shape(writer, source, family)
+    add_shape(writer, config)
     main = max(set(types), key=types.count, default=None)
     writer.add_file_type(gguf.LlamaFileType.ALL_F32 if main is None else FILE_TYPES[main])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    add_tokenizer(writer, source)
+    describe(writer)
     for name, array, kind in tensors:
         writer.add_tensor(name, array, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    notes = []
-    if source.layers and any(name == EMBEDDING and kind == Types.F32 for name, _, kind in tensors):
-        notes.append(f"{EMBEDDING} is in FP32: FP16 does not represent its scales")
-    if any(has_rounded_minima(layer.weight) for layer in source.layers.values()):
-        notes.append("zeros are stored as the least number of a group, in FP16, which rounds it by up to 0.05 %")
-    return notes
+    return {name: kind for name, _, kind in tensors}
 
 
 def has_rounded_minima(weight: QuantizedWeight) -> bool:
@@ -94,16 +114,14 @@ def find_minima(scales: Array, zeros: Array) -> Array:
     return np.asarray(-scales * (zeros + 8), np.float32)
 
 
-def add_shape(writer: gguf.GGUFWriter, source: QuantizedModel, family: Family) -> None:
+def add_shape(writer: gguf.GGUFWriter, config: Any) -> None:
     """Write the metadata about the layers. Raises FormatRefused for a sliding window, and positions of a kind that the
     file does not describe."""
-    config = source.model.config
     if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
         raise FormatRefused(
             f"the attention has a sliding window of {config.sliding_window} tokens, which llama.cpp does not apply to "
             f"models of this family"
         )
-    writer.add_name(source.artifact.name)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -124,7 +142,7 @@ def find_head_width(config: Any) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
-def iterate_tensors(source: QuantizedModel, family: Family) -> Iterator[tuple[str, Array, Types]]:
+def iterate_tensors(source: QuantizedModule, family: Family) -> Iterator[tuple[str, Array, Types]]:
     """Yield the tensors of the file: name, bytes or numbers, and type. Raises FormatRefused for a name that llama.cpp
     does not know, and a weight that its types cannot hold."""
     config = source.model.config
@@ -147,7 +165,7 @@ def iterate_tensors(source: QuantizedModel, family: Family) -> Iterator[tuple[st
         yield "rope_freqs.weight", factors, Types.F32
 
 
-def find_period_factors(source: QuantizedModel, family: Family) -> Array | None:
+def find_period_factors(source: QuantizedModule, family: Family) -> Array | None:
     """Find by how much the periods of the rotations are longer than by their base alone; None where they are not.
     Raises FormatRefused for positions that a file of the family cannot describe."""
     rotary, config = source.model.base_model.rotary_emb, source.model.config

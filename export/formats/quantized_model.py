@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -14,6 +15,7 @@ from export.passes.grouped_weights import find_weight_names, read_grouped_weight
 from laconic.arrays import Array
 from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.golden import find_golden_floor
+from laconic.artifacts.record import Record
 from laconic.errors import FormatRefused
 from laconic.models.checkpoint import prepare, rebuild
 from laconic.models.language_model import LanguageModel
@@ -35,18 +37,12 @@ KINDS: tuple[Kind, ...] = ("MatMul", "Gather")
 
 
 @dataclass(frozen=True)
-class QuantizedModel:
-    """module: with the artifact's weights, restored to float. layers: the quantized weights, by the path of their
+class QuantizedModule:
+    """module: with the weights of a graph, restored to float. layers: the quantized weights, by the path of their
     module in `model`; those of embeddings transposed, so that the rows are the outputs."""
 
-    artifact: Artifact
     module: LanguageModel
     layers: Mapping[str, LinearWeight]
-
-    @property
-    def task(self) -> TextGeneration:
-        """The task, with the tokenizer, the chat template and the settings of generation."""
-        return cast(TextGeneration, self.artifact.task())
 
     @property
     def model(self) -> Any:
@@ -59,23 +55,48 @@ class QuantizedModel:
         return self.model.get_output_embeddings().weight is self.model.get_input_embeddings().weight
 
 
+@dataclass(frozen=True)
+class QuantizedModel(QuantizedModule):
+    """The module of an artifact."""
+
+    artifact: Artifact
+
+    @property
+    def task(self) -> TextGeneration:
+        """The task, with the tokenizer, the chat template and the settings of generation."""
+        return cast(TextGeneration, self.artifact.task())
+
+
 def read_quantized_model(artifact: Artifact) -> QuantizedModel:
     """Read the model of an artifact, and prove by the golden outputs that the module computes what the artifact does.
 
     Raises FormatRefused for an artifact of another kind, and one whose graph is not that of its module.
     """
     manifest = artifact.manifest
-    is_huggingface = manifest.source.get("kind") == "huggingface"
-    module = prepare(rebuild(manifest.source, manifest.history)) if is_huggingface else None
-    if not isinstance(module, LanguageModel):
+    module = build_module(manifest.source, manifest.history)
+    if module is None:
         raise FormatRefused(
             f"{artifact.path} is for {manifest.task}, and the formats of other programs are for language models of "
             f"transformers that write ({TextGeneration.name})"
         )
-    read = QuantizedModel(artifact, module, {})
-    weights = GraphWeights.read(artifact)
+    weights = GraphWeights.read(artifact.model, manifest.placements[0].precision)
+    read = QuantizedModel(module, read_layers(module, weights), artifact)
+    check_golden(read)
+    return read
+
+
+def build_module(source: Mapping[str, Any], history: tuple[Record, ...]) -> LanguageModel | None:
+    """Build the module of a language model of transformers, without its weights; None for any other model. source,
+    history: as a manifest has them."""
+    module = prepare(rebuild(source, history)) if source.get("kind") == "huggingface" else None
+    return module if isinstance(module, LanguageModel) else None
+
+
+def read_layers(module: LanguageModel, weights: "GraphWeights") -> dict[str, LinearWeight]:
+    """Read the weights of a graph into a module; return those that are quantized, by the path of their module. Raises
+    FormatRefused for a graph that is not that of the module."""
     layers: dict[str, LinearWeight] = {}
-    for path, layer in read.model.named_modules():
+    for path, layer in module.model.named_modules():
         for name, parameter in layer.named_parameters(path, recurse=False):
             is_linear = isinstance(layer, nn.Linear) and name == f"{path}.weight"
             shape = tuple(reversed(parameter.shape)) if is_linear else tuple(parameter.shape)
@@ -85,9 +106,7 @@ def read_quantized_model(artifact: Artifact) -> QuantizedModel:
             stored = weights.find_float(path, name, shape) if quantized is None else restore(quantized.weight)
             is_transposed = is_linear or (quantized is not None and isinstance(layer, nn.Embedding))
             parameter.data.copy_(torch.from_numpy(np.array(stored.T if is_transposed else stored, np.float32)))
-    read = replace(read, layers=layers)
-    check_golden(read)
-    return read
+    return layers
 
 
 def restore(weight: QuantizedWeight) -> Array:
@@ -119,17 +138,17 @@ class GraphWeights:
     precision: Mapping[str, str]
 
     @classmethod
-    def read(cls, artifact: Artifact) -> "GraphWeights":
-        """Read the graph of the preferred placement. Raises FormatRefused where inputs of layers are scaled in it."""
-        graph = onnx.load(artifact.model).graph
+    def read(cls, model: Path, precision: Mapping[str, str]) -> "GraphWeights":
+        """Read a graph. Raises FormatRefused where inputs of layers are scaled in it."""
+        graph = onnx.load(model).graph
         nodes = {node.name: node for node in graph.node}
         if scaled := next((name for name in nodes if "/smooth" in name), None):
             raise FormatRefused(
-                f"{artifact.path} scales the inputs of layers (AWQ or SmoothQuant: {scaled}), and "
+                f"{model.parent} scales the inputs of layers (AWQ or SmoothQuant: {scaled}), and "
                 f"other formats have no place for the factors. Compress with quantize.weights or quantize.gptq"
             )
         tensors = {tensor.name: tensor for tensor in graph.initializer}
-        return cls(nodes, tensors, artifact.manifest.placements[0].precision)
+        return cls(nodes, tensors, precision)
 
     def find_quantized(self, path: str, shape: tuple[int, ...]) -> LinearWeight | None:
         """Find the quantized weight of a module; None where it is stored in float. shape: [in, out], or [rows, width]

@@ -143,7 +143,7 @@ class Recipe(Origin):
             if self.portable:
                 raise ValueError("portable places the model for several engines, engine_only for one. Leave one out")
         for key, name in named:
-            engines = registry.TARGETS[self.target]
+            engines = registry.list_engines(self.target)
             if name not in engines:
                 raise ValueError(
                     f"{key}: {name!r} is not an engine of target {self.target!r}. {did_you_mean(name, engines)}"

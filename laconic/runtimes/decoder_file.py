@@ -6,12 +6,17 @@ from pathlib import Path
 from laconic.errors import RuntimeFailure
 from laconic.runtimes.onnx_file import GraphInput, read_inputs
 
-LOGITS, CROSS = "logits", "cross."
+LOGITS, CROSS, PAST, PRESENT = "logits", "cross.", "past.", "present."
 
 
 def encoder_of(model: Path) -> Path:
     """Return the path of the encoder that belongs to a model file, if that is a decoder."""
     return model.with_name(f"{model.stem}.encoder.onnx")
+
+
+def gguf_of(model: Path) -> Path:
+    """Return the path of the file for llama.cpp that belongs to a model file."""
+    return model.with_suffix(".gguf")
 
 
 def cross_name(index: int) -> str:
@@ -21,12 +26,12 @@ def cross_name(index: int) -> str:
 
 def past_name(index: int) -> str:
     """Return the decoder's input for the keys or values of earlier tokens."""
-    return f"past.{index}"
+    return f"{PAST}{index}"
 
 
 def present_name(index: int) -> str:
     """Return the decoder's output for the same with those of the new tokens."""
-    return f"present.{index}"
+    return f"{PRESENT}{index}"
 
 
 def rounded_name(index: int) -> str:

@@ -20,10 +20,9 @@ from laconic.runtimes.grammar import GrammarMatch, GrammarTokens
 from laconic.runtimes.low_rank_adapter import LowRankAdapter, read_low_rank_adapter
 from laconic.runtimes.openvino_genai import OpenVinoGenAi
 from laconic.runtimes.prefix_cache import PrefixCache
-from laconic.runtimes.prompt_lookup import PromptLookup
 from laconic.runtimes.runtime import Compute
 from laconic.runtimes.source_encoder import SourceEncoder
-from laconic.runtimes.token_chooser import ChosenToken, TokenChooser, check_sampling
+from laconic.runtimes.token_chooser import TokenChooser, check_sampling
 from laconic.tasks.generation_settings import GenerationSettings
 from laconic.tasks.timed_settings import TimedSettings
 
@@ -223,31 +222,14 @@ class OpenVinoDecoder(Generator):
         """Draft the next tokens of a row that is alone: several rows read the weights together anyway."""
         if len(self._rows) > 1 or self._encoder is not None:
             return []
-        (row,) = self._rows
-        row.lookup = row.lookup or PromptLookup(row.chooser.tokens)
-        return row.lookup.propose(row.chooser.left - 1)
+        return self._rows[0].draft()
 
     def _choose(self, row: DecoderRow, logits: Array, draft: Sequence[int] = ()) -> TokenEvent:
-        """Choose the next token of a row, which may end with it, and one more behind each token of the draft that was
-        chosen too: the same tokens as without, however they are chosen. logits: [1 + draft, vocabulary]."""
-        chosen: list[ChosenToken] = []
-        for scores, drafted in zip(logits, (*draft, None), strict=True):
-            chosen.append(row.chooser.choose(scores))
-            if chosen[-1].finish_reason is not None or chosen[-1].token != drafted:
-                break
-        reason = chosen[-1].finish_reason
-        if reason is not None:
+        """Choose the next tokens of a row, which may end with them. logits: [1 + draft, vocabulary]."""
+        event = row.choose(logits, draft)
+        if event.finish_reason is not None:
             self._end(row)
-        accepted = len(chosen) - 1
-        if row.lookup is not None:
-            row.lookup.learn(len(draft), accepted)
-        tokens = tuple(each.token for each in chosen if each.token is not None)
-        row.token = tokens[-1] if tokens else row.token
-        sampling = row.request.sampling
-        logprobs = tuple(each.logprob for each in chosen[: len(tokens)]) if sampling.logprobs else ()
-        likeliest = tuple(each.likeliest for each in chosen[: len(tokens)]) if sampling.top_logprobs else ()
-        key = (row.request.id, row.index)
-        return TokenEvent(*key, tokens, logprobs, reason, likeliest, drafted=len(draft), accepted=accepted)
+        return event
 
     def _read(self, decoder: OpenDecoder) -> Sequence[TokenEvent]:
         """Read pieces of prompts; choose the first tokens of those that are read to their end, which then join."""

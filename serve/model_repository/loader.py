@@ -91,8 +91,8 @@ def open_model(artifact: Artifact, settings: Settings, *, name: str, version: st
     return model
 
 
-GENERATOR = "openvino"
-"""The engine that models write with."""
+GENERATOR, LLAMACPP = "openvino", "llamacpp"
+"""The engine that models write with, and that of artifacts that were made for it."""
 TOKENIZER = "tokenizer.json"
 """The file of a tokenizer in an artifact; every model that writes has one."""
 READER = "openvino"
@@ -149,8 +149,9 @@ def open_worker(
     placements = artifact.manifest.placements
     placement = next((each for each in placements if each.runtime == READER), placements[0])
     executors, threads = settings.parallelism(name)
+    is_llamacpp = (settings.runtime or placement.runtime) == LLAMACPP
     job = GenerationJob(
-        engine=GENERATOR,
+        engine=LLAMACPP if is_llamacpp else GENERATOR,
         model=str(follow_links(artifact.path / placement.model)),
         tokenizer=str(follow_links(artifact.path / TOKENIZER)),
         manifest=str(follow_links(artifact.path / MANIFEST)),
@@ -158,7 +159,7 @@ def open_worker(
         context=context,
         cache_bytes=settings.kv_cache,
         threads=executors * threads,
-        compute=placement.compute if placement.runtime == READER else "float32",
+        compute=placement.compute if placement.runtime in (READER, LLAMACPP) else "float32",
         generation=generation,
         longest=longest,
         golden=pack_golden(choose_golden_tokens(artifact.golden(placement))),
