@@ -222,7 +222,7 @@ def test_an_artifact_is_served_by_llamacpp(artifact: Artifact) -> None:
     [
         ({"int8_kv_cache": True}, RuntimeFailure, "Leave out int8_kv_cache"),
         (
-            {"stages": [{"quantize.weights": {"bits": 8, "group_size": 24}}]},
+            {"stages": [{"quantize.weights": {"bits": 8, "group_size": 16}}]},
             FormatRefused,
             "blocks of 32 do not divide",
         ),
