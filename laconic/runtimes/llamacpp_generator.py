@@ -50,16 +50,19 @@ class LlamaCppGenerator(Generator):
         generation: Mapping[str, Any] | None = None,
         longest: int = 0,
         golden: Sequence[GoldenToken] = (),
+        has_adapters: bool = False,
     ) -> None:
         """model: a decoder's file, beside which lies that of llama.cpp. context: the most tokens that it takes.
         cache_bytes: of the cache of all requests. compute: the only arithmetic that there is. tokenizer: its file, for
         grammars. generation, longest: of an encoder-decoder, which is refused. golden: what the model must write.
-        Raises RuntimeFailure."""
+        has_adapters: whether adapters are wanted, which are not loaded here. Raises RuntimeFailure."""
         if generation is not None or longest or compute != "int8-dynamic":
             raise RuntimeFailure(
                 f"llama.cpp writes language models in int8-dynamic here, not {model.name} in {compute}"
             )
         self.context = context
+        if has_adapters:
+            self.note = "no adapters can be loaded beside a model in llama.cpp"
         self._model = LlamaModel(gguf_of(model), threads=threads)
         self.vocabulary = self._model.vocabulary
         blocks = cache_bytes // (BLOCK_TOKENS * self._model.token_bytes)
@@ -82,8 +85,8 @@ class LlamaCppGenerator(Generator):
         check_prompt(request, self.vocabulary)
         sampling = request.sampling
         check_sampling(sampling, self.vocabulary)
-        if request.source is not None or sampling.timestamps:
-            raise InputError("llama.cpp writes language models alone: leave out the source, and timestamps")
+        if request.source is not None or sampling.timestamps or request.adapter:
+            raise InputError("llama.cpp writes language models alone: leave out the source, timestamps and the adapter")
         if request.length > self.context:
             raise InputError(f"the prompt and its answer are longer than the model's context of {self.context} tokens")
         if sampling.n > TEXTS:
