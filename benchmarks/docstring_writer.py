@@ -1,6 +1,6 @@
 """Make a small Llama that has never been trained, and the texts that `laconic finetune` trains it on.
 
-    python benchmarks/docstring_writer.py FOLDER [--megabytes 12]
+    python benchmarks/docstring_writer.py FOLDER [--megabytes 12] [--vocabulary 4096] [--width 256] [--layers 6]
     laconic finetune FOLDER/untrained --task text-generation --data FOLDER/texts.jsonl --lr 3e-3 \\
         --technique sequence-packing --set steps=700 --set batch_size=8 -o FOLDER/trained
 
@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 PACKAGES = ("torch", "transformers", "sklearn", "scipy", "numpy", "onnx", "onnxscript", "tokenizers", "pandas")
-VOCABULARY, WIDTH, LAYERS, END = 4096, 256, 6, "<|end|>"
+END = "<|end|>"
 
 
 def main() -> None:
@@ -29,6 +29,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--megabytes", type=float, default=12, help="of text, at most")
+    parser.add_argument("--vocabulary", type=int, default=4096)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=6)
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     texts, size = [], 0
@@ -39,7 +42,8 @@ def main() -> None:
             break
     lines = (json.dumps({"text": text}) + "\n" for text in texts)
     (arguments.folder / "texts.jsonl").write_text("".join(lines), encoding="utf-8")
-    save_model(train_tokenizer(texts), arguments.folder / "untrained")
+    tokenizer = train_tokenizer(texts, arguments.vocabulary)
+    save_model(tokenizer, arguments.width, arguments.layers, arguments.folder / "untrained")
     print(f"{len(texts)} texts, {size / 1e6:.1f} MB")
 
 
@@ -59,13 +63,13 @@ def read_docstrings() -> Iterator[str]:
             yield text
 
 
-def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
+def train_tokenizer(texts: list[str], vocabulary: int) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY, special_tokens=[END], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+        vocab_size=vocabulary, special_tokens=[END], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
     )
     tokenizer.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(
@@ -73,14 +77,14 @@ def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     )
 
 
-def save_model(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+def save_model(tokenizer: PreTrainedTokenizerFast, width: int, layers: int, folder: Path) -> None:
     """Save a Llama with random weights and the tokenizer."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=WIDTH,
-        intermediate_size=3 * WIDTH,
-        num_hidden_layers=LAYERS,
+        vocab_size=len(tokenizer),
+        hidden_size=width,
+        intermediate_size=3 * width,
+        num_hidden_layers=layers,
         num_attention_heads=8,
         num_key_value_heads=4,
         max_position_embeddings=512,
