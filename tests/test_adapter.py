@@ -13,6 +13,8 @@ from laconic.models.checkpoint import Checkpoint
 from laconic.models.source_loading import load_source
 from laconic.progress import Steps
 from laconic.runtimes.adapter_config import CONFIG, WEIGHTS
+from laconic.runtimes.adapter_graph import LinearProduct
+from laconic.runtimes.low_rank_adapter import read_low_rank_adapter
 from laconic.tasks.text import WORDS
 from train.finetune.finetune import finetune
 from train.settings import TrainingRecipe
@@ -54,6 +56,20 @@ def answers(checkpoint):
     return answer["log_likelihoods"] if isinstance(answer, dict) else answer
 
 
+def assert_factors_are_what_is_merged(adapter, base, merged):
+    """What a server computes beside the base's products."""
+    known = dict(transformers.AutoModelForCausalLM.from_pretrained(base).named_modules())
+    linear = {name: module for name, module in known.items() if isinstance(module, torch.nn.Linear)}
+    products = [LinearProduct(f"model.{name}", each.in_features, each.out_features) for name, each in linear.items()]
+    factors = read_low_rank_adapter(adapter, products).factors
+    weights = Checkpoint.load(merged).module.model.state_dict()
+    assert len(factors) == 7 * known[""].config.num_hidden_layers
+    for name, (down, up) in factors.items():
+        own = name.removeprefix("model.")
+        change = (weights[f"{own}.weight"] - linear[own].weight).T
+        torch.testing.assert_close(torch.from_numpy(down @ up), change, atol=1e-5, rtol=1e-4)
+
+
 @pytest.mark.parametrize("source", ["gpt2", "llama", "bert"])
 def test_adapters_that_were_kept_are_the_merged_model_here_and_in_peft(home, tmp_path, source):
     tune(home, tmp_path / "whole", source, merge=True)
@@ -64,6 +80,8 @@ def test_adapters_that_were_kept_are_the_merged_model_here_and_in_peft(home, tmp
     assert found.history[-1].stage == "finetune"
     kind = transformers.BertForSequenceClassification if source == "bert" else transformers.AutoModelForCausalLM
     theirs = peft.PeftModel.from_pretrained(kind.from_pretrained(home / source).eval(), tmp_path / "kept").eval()
+    if source == "llama":
+        assert_factors_are_what_is_merged(tmp_path / "kept", home / source, tmp_path / "whole")
     before = answers(load_source(home / source))
     own = load_source(home / source)
     own.module.model = theirs.merge_and_unload()

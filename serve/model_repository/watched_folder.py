@@ -184,6 +184,7 @@ class WatchedFolder:
         if files in (self._served.get(key), self._refused.get(key)):
             return key in self._served
         name, version = key
+        before = self.repository.absent.get(key)
         self.repository.absent[key] = UnavailableVersion("LOADING", "")
         try:
             if self.repository.versions(name) and not self.serves(name):
@@ -193,9 +194,11 @@ class WatchedFolder:
             raise
         except BaseException as error:  # noqa: BLE001 - whatever it is, what is served stays
             reason = describe_error(error)
-            log.error("model %s, version %s, is not loaded: %s", name, version, reason)
-            if not isinstance(error, NotReady):  # an engine that is being started again: tried again with each look
+            is_passing = isinstance(error, NotReady)  # an engine that is started again: tried with each look, said once
+            if not is_passing:
                 self._refused[key] = files
+            if not is_passing or before is None or before.reason != reason:
+                log.error("model %s, version %s, is not loaded: %s", name, version, reason)
             self.repository.absent[key] = UnavailableVersion("UNAVAILABLE", reason)
             return key in self._served
         self._refused.pop(key, None)
