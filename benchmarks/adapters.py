@@ -6,8 +6,8 @@ peft makes twice as many adapters of the checkpoint as are served, with random w
 writes what follows two texts with each, greedily. A server of the artifact has half of them. While clients stream
 answers by the names of these, one after the other becomes another adapter: in one round its files are replaced, and it
 is loaded; in the next it is unloaded first. An answer must be that of an adapter that had the name while it was
-written. Requests for a name that is away get 404, and are counted. Then the steps of the engine are timed alone: rows
-of the base, of one adapter, and of different ones.
+written. Requests for a name that is away get 404, and are counted. Between two swaps there are as many answers as
+clients. Then the steps of the engine are timed alone: rows of the base, of one adapter, and of different ones.
 """
 
 import argparse
@@ -75,7 +75,7 @@ def make_adapters(source: Path, folder: Path, prompts: list[list[int]], count: i
         adapted = peft.get_peft_model(model, config)
         for name, parameter in adapted.named_parameters():
             if "lora_B" in name:
-                torch.nn.init.normal_(parameter, std=0.02)
+                torch.nn.init.normal_(parameter, std=0.05)
         adapted.save_pretrained(str(folder / str(number)))
         answers.append([write_greedily(adapted, prompt, tokens) for prompt in prompts])
         model = adapted.unload()
@@ -157,7 +157,10 @@ async def swap(clients: Clients, stock: Path, served: Path, swaps: int, asking: 
         await clients.control(name, "load")
         seconds.append(time.monotonic() - started)
         clients.swapped.change(name, other)
-        if any(task.done() for task in tasks):
+        most = clients.outcomes.total() + asking
+        while clients.outcomes.total() < most and not any(task.done() for task in tasks):
+            await asyncio.sleep(0.01)
+        if any(task.done() for task in tasks):  # of an error
             break
     clients.is_over = True
     await asyncio.gather(*tasks)
