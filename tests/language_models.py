@@ -1,11 +1,19 @@
-"""Small language models of many families, with random weights."""
+"""Small language models of many families, with random weights, and the files of their decoders."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import models
 import torch
 import transformers
+from filelock import FileLock
+
+from export.placements.split_decoder import split_decoder
+from export.sources import capture_graph
+from laconic.cache import Cache
+from laconic.models.source import CheckpointSource
+from laconic.models.source_loading import load_source
 
 WINDOW = 8
 """The sliding window of those families that have one: prompts are longer."""
@@ -44,3 +52,19 @@ def save(folder: Path, name: str) -> Path:
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.4)
     return models.save_transformer(folder, model)
+
+
+def open_decoder(root: Path, name: str) -> tuple[Path, Path]:
+    """The folder of a family and the file of its decoder, made once in a run by whichever process asks first."""
+    folder = root / name
+    decoder = folder / "decoder" / "model.onnx"
+    with FileLock(root / f"{name}.decoder.lock"):
+        if not decoder.exists():
+            checkpoint = load_source(save(folder / "family", name), task="text-generation")
+            graph = capture_graph(CheckpointSource.of(checkpoint), Cache(folder / "cache"))
+            making = folder / "making"
+            making.mkdir()
+            shutil.copy(graph.path, making / decoder.name)
+            split_decoder(making / decoder.name)
+            making.rename(decoder.parent)
+    return folder / "family", decoder

@@ -409,6 +409,7 @@ DOCUMENTED = {
     "torch.cuda.memory._record_memory_history",
     "torch.cuda.memory._dump_snapshot",
     "torch.utils._python_dispatch",
+    "torch._dynamo",
 }
 """What torch documents for its users under a name with an underscore, having no other."""
 

@@ -2,7 +2,6 @@
 scores."""
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,17 +10,12 @@ import numpy as np
 import pytest
 import torch
 from chat_models import ANSWERS, CONTEXT, COUNT, make_tokenizer, open_chat_model, render
-from language_models import WINDOW, save
+from language_models import WINDOW, open_decoder
 from numpy.typing import NDArray
 from test_generator import draw_prompts, finish
 from transformers import AutoModelForCausalLM
 
-from export.placements.split_decoder import split_decoder
-from export.sources import capture_graph
-from laconic.cache import Cache
 from laconic.errors import InputError, RuntimeFailure
-from laconic.models.source import CheckpointSource
-from laconic.models.source_loading import load_source
 from laconic.runtimes.generator import GenerationRequest, Sampling, TokenEvent
 
 pytest.importorskip("openvino_genai")
@@ -38,15 +32,10 @@ LEAVING = (1, 2)
 
 
 @pytest.fixture(scope="module", params=["llama", "mistral", "gemma2", "gemma3", "gpt2", "bloom", "opt", "mixtral"])
-def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+def family(request: pytest.FixtureRequest, shared: Path) -> tuple[Any, Path]:
     """A model of a family, and the file of its decoder."""
-    folder = tmp_path_factory.mktemp(request.param)
-    source = save(folder / "source", request.param)
-    checkpoint = load_source(source, task="text-generation")
-    graph = capture_graph(CheckpointSource.of(checkpoint), Cache(folder / "cache"))
-    shutil.copy(graph.path, folder / "model.onnx")
-    split_decoder(folder / "model.onnx")
-    return AutoModelForCausalLM.from_pretrained(source).eval(), folder / "model.onnx"
+    source, decoder = open_decoder(shared, request.param)
+    return AutoModelForCausalLM.from_pretrained(source).eval(), decoder
 
 
 def write(model: Any, prompt: tuple[int, ...], tokens: int) -> list[int]:

@@ -26,7 +26,8 @@ from export.sources import capture_graph
 from laconic.cache import Cache
 from laconic.cli import DISK_FULL
 from laconic.data.dataset import Samples
-from laconic.errors import RecipeError, SourceError
+from laconic.errors import RecipeError, SourceError, UsageError
+from laconic.models.checkpoint import check_free
 from laconic.models.language_model import LanguageModel
 from laconic.models.sharded_model import open_sharded_model
 from laconic.models.source import CheckpointSource
@@ -126,6 +127,12 @@ def test_figures_are_those_of_both_models_as_transformers_reads_them(source, wri
     assert figures == pytest.approx(written.report["drift"]["figures"], rel=1e-4)
     assert json.loads((written.path / "config.json").read_text())["quantization_config"]["ignore"] == ["lm_head"]
     assert "quantize.gptq" in (written.path / "report.html").read_text()
+
+
+def test_a_quantized_folder_is_replaced_and_no_other_of_transformers(source, written):
+    check_free(written.path)
+    with pytest.raises(UsageError, match="is not a checkpoint: it will not be overwritten"):
+        check_free(source / "model")
 
 
 class Killed(BaseException):

@@ -11,7 +11,7 @@ import onnx
 import pytest
 import torch
 import transformers
-from language_models import FAMILIES, WINDOW, save
+from language_models import FAMILIES, WINDOW, open_decoder, save
 from originals import tiny_tokenizer
 from served import running
 
@@ -23,14 +23,12 @@ from compress.search.search_candidate import describe_misses
 from compress.transformer.surgery import keep_units
 from export.formats.quantized_model import read_quantized_model
 from export.pipeline import export
-from export.placements.split_decoder import split_decoder
 from export.sources import capture_graph
 from export.validation.drift import compare_outputs
 from laconic.arrays import Arrays
 from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.gain import list_gains
 from laconic.artifacts.inspection import summarize
-from laconic.artifacts.manifest import MODEL
 from laconic.artifacts.record import Record
 from laconic.cache import Cache
 from laconic.data.reader import make_dataset
@@ -58,15 +56,10 @@ TASK = "text-generation"
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def family(request, tmp_path_factory):
+def family(request, shared):
     """A checkpoint of a family, and the file of its decoder."""
-    folder = tmp_path_factory.mktemp(request.param)
-    checkpoint = load_source(save(folder / "source", request.param), task=TASK)
-    graph = capture_graph(CheckpointSource.of(checkpoint), Cache(folder / "cache"))
-    decoder = folder / MODEL
-    shutil.copy(graph.path, decoder)
-    split_decoder(decoder)
-    return checkpoint, decoder
+    source, decoder = open_decoder(shared, request.param)
+    return load_source(source, task=TASK), decoder
 
 
 def encode_prompts(task, count=6) -> Arrays:
@@ -307,10 +300,10 @@ CUTS = [{"prune.heads": {"keep": 0.5}}, {"prune.ffn": {"keep": 0.5}}, {"distill.
 
 
 @pytest.fixture(scope="module")
-def artifacts(tmp_path_factory):
+def artifacts(tmp_path_factory, shared):
     """Llama with weights in 8 bits, and with half of its units, healed and in 4 bits; from texts without answers."""
     folder = tmp_path_factory.mktemp("artifacts")
-    source = save(folder / "source", "llama")
+    source, _ = open_decoder(shared, "llama")
     texts = load_source(source, task=TASK).task.examples(90)
     (folder / "texts.txt").write_text("\n".join(texts))
     made = {}
@@ -328,7 +321,7 @@ def artifacts(tmp_path_factory):
             "int8_kv_cache": bits == 4,
         }
         destination = folder / f"llama{bits}.laconic"
-        result = compress(Recipe.parse(recipe), destination, steps=QUIET, cache=Cache(folder / "cache"))
+        result = compress(Recipe.parse(recipe), destination, steps=QUIET, cache=Cache(source.parent / "cache"))
         assert [sum(each.startswith(said) for said in MISSED) for each in result.missed if "goal" in each] == [1] * (
             2 + (bits == 8)
         )
@@ -336,14 +329,14 @@ def artifacts(tmp_path_factory):
     return made, texts
 
 
-def test_a_search_judges_what_is_built_by_the_table_of_the_artifact(artifacts, tmp_path, monkeypatch):
+def test_a_search_judges_what_is_built_by_the_table_of_the_artifact(artifacts, shared, tmp_path, monkeypatch):
     monkeypatch.setattr(layer_timing, "RUNS", 2)
     made, texts = artifacts
     (tmp_path / "texts.txt").write_text("\n".join(texts))
     content = {"task": TASK, "data": {"calibrate": str(tmp_path / "texts.txt")}, "goal": OUT_OF_REACH}
-    source = made[8].path.parent / "source"
+    source, _ = open_decoder(shared, "llama")
     recipe = Recipe.parse({"source": str(source), "stages": ["quantize.weights"], **content})
-    context = open_context(recipe, trust=False, cache=tmp_path / "cache", threads=1)
+    context = open_context(recipe, trust=False, cache=source.parent / "cache", threads=1)
     constraints = Constraints.from_goal(recipe.goal, context.source.task, context.samples.choose)
     built = measure_artifact(context, recipe, made[8].path)
     speed = made[8].measured.writing[1]

@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import nn
 
 from laconic import registry
+from laconic.artifacts.ledger import JSON
+from laconic.artifacts.manifest import REPORT
 from laconic.artifacts.record import Record
 from laconic.cache import open_scratch_folder
 from laconic.config import explain
@@ -249,7 +251,7 @@ def rebuild_from_card(card: Card, folder: Path, *, trust: bool) -> nn.Module:
 def check_free(destination: Path) -> None:
     """Raise UsageError where a checkpoint could not be written."""
     taken = destination.exists() and not destination.is_dir()
-    known = (destination / CARD).is_file() or is_adapter(destination)
+    known = (destination / CARD).is_file() or is_adapter(destination) or is_quantized(destination)
     if taken or (destination.is_dir() and any(destination.iterdir()) and not known):
         raise UsageError(
             f"{destination} exists and is not a checkpoint: it will not be overwritten. Choose another --output"
@@ -259,3 +261,8 @@ def check_free(destination: Path) -> None:
     for parent in destination.parents:
         if parent.exists() and not parent.is_dir():
             raise UsageError(f"{parent} is a file, so {destination} cannot be made in it. Choose another --output")
+
+
+def is_quantized(folder: Path) -> bool:
+    """Return whether a folder is a quantized model as other programs read it, written with its report."""
+    return all((folder / name).is_file() for name in (timm_folder.CONFIG, JSON, REPORT))
