@@ -31,10 +31,11 @@ from tokenizers import Tokenizer
 
 from compress.pipeline import compress, compress_checkpoint
 from laconic.arrays import Array
+from laconic.artifacts.manifest import MANIFEST, MODEL
 from laconic.cache import Cache
-from laconic.files import folder_size
 from laconic.hardware import this_machine
 from laconic.models.anatomy import anatomy
+from laconic.models.checkpoint import WEIGHTS
 from laconic.models.source_loading import load_source
 from laconic.recipes.recipe import Recipe
 
@@ -68,7 +69,7 @@ def main() -> None:
     expected = [original(text) for text in texts]
     for name, path in made.items():
         model: Distributions = open_artifact(path) if is_artifact(path) else open_original(path, torch.float32)
-        print(f"| {name} | {folder_size(path) / 1e6:.0f} | {speeds.get(name, '')} | ", end="")
+        print(f"| {name} | {measure_size(path) / 1e6:.3g} | {speeds.get(name, '')} | ", end="")
         print(describe_quality(expected, [model(text) for text in texts], texts), flush=True)
 
 
@@ -122,7 +123,12 @@ def make(arguments: argparse.Namespace, name: str, stages: list[dict[str, Any]])
 
 def is_artifact(path: Path) -> bool:
     """Whether a folder is an artifact, and not a checkpoint."""
-    return (path / "manifest.json").is_file()
+    return (path / MANIFEST).is_file()
+
+
+def measure_size(path: Path) -> int:
+    """Measure the bytes of a model's weights with its graph, or alone where it is a checkpoint."""
+    return sum((path / name).stat().st_size for name in (MODEL, WEIGHTS) if (path / name).is_file())
 
 
 def read_texts(checkpoint: Path, data: Path, most: int) -> list[Array]:
