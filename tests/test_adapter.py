@@ -132,6 +132,9 @@ BROKEN = {
         "megatron_config, which is not supported",
     ),
     "no alpha": ({"lora_alpha": None}, "is not the config of a LoRA adapter"),
+    "factors of no form": ({"alpha_pattern": [1]}, "expected a number by the name of a layer"),
+    "an expression that does not read": ({"alpha_pattern": {"(": 1}}, r"has '\(': 1 in alpha_pattern"),
+    "an expression that takes ages": ({"alpha_pattern": {"(.|..)*x": 1}}, "at most 3 repeats, none of a group"),
     "lost its model": ({"base_model_name_or_path": "gone"}, "there is no such folder"),
     "of itself": ({"base_model_name_or_path": "."}, "there is no such folder"),
 }

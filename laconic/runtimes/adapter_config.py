@@ -27,6 +27,9 @@ INITIALIZATIONS = (True, False, "gaussian", "eva", "mica", "orthogonal")
 SIMPLE = {"peft_type": ("LORA",), "bias": ("none",), "init_lora_weights": INITIALIZATIONS}
 UNMERGEABLE = frozenset({"alora_invocation_tokens", "arrow_config", "use_qalora"})
 """Settings with which an adapter is more than a change of weights, so that peft cannot merge it either."""
+REPEATS = 3
+"""The most repeats in an expression for the names of layers: the time that some expressions take grows with a power of
+this number, and with groups that are repeated it doubles with each letter."""
 MERGE = "Merge it with peft (merge_and_unload, then save_pretrained to a folder), and give that folder"
 
 
@@ -57,9 +60,26 @@ def read_adapter_config(folder: Path) -> Mapping[str, Any]:
         )
     if refused := sorted(key for key in unknown if config[key] not in (None, False, {}, [], "")):
         raise SourceError(f"{folder} holds an adapter with {', '.join(refused)}, which is not supported. {MERGE}")
+    check_patterns(config.get("alpha_pattern") or {}, folder)
     if not (folder / WEIGHTS).is_file():
         raise SourceError(f"{folder} has no {WEIGHTS}. Save the adapter with save_pretrained, as safetensors")
     return config
+
+
+def check_patterns(patterns: object, folder: Path) -> None:
+    """Raise SourceError for a factor by layer that does not read, and for a name whose expression could take very long
+    to match."""
+    for name, alpha in patterns.items() if isinstance(patterns, dict) else [("", patterns)]:
+        try:
+            re.compile(name)
+            readable = isinstance(alpha, (int, float))
+        except re.error:
+            readable = False
+        if not readable or len(re.findall(r"[*+{]", name)) > REPEATS or re.search(r"\)[*+{]", name):
+            raise SourceError(
+                f"{folder / CONFIG} has {name!r}: {alpha!r} in alpha_pattern; expected a number by the name of a "
+                f"layer, or by an expression with at most {REPEATS} repeats, none of a group. Name the layers"
+            )
 
 
 def find_scale(config: Mapping[str, Any], path: str, rank: int) -> float:
