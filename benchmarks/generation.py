@@ -1,13 +1,14 @@
-"""How fast language models write: tokens per second of both engines that write, beside transformers.
+"""How fast language models write: tokens per second of the engines that write, beside transformers.
 
     python benchmarks/generation.py ARTIFACT [--checkpoint FOLDER] [--streams 1,4,16] [--tokens 48] [--rounds 7]
 
 Each round writes with every engine in turn, on one thread, greedily and without an end token, behind prompts of random
 tokens that share no beginning. Counted are the tokens behind the first of every stream, per second of wall time: the
 medians over rounds, with their quartiles; then the time to the first token of one stream, and of a second prompt with
-the same first 400 tokens, which the prefix cache of the paged engine holds. `--checkpoint` adds transformers'
-`generate` in FP32 and BF16, all streams as one batch, less the time of writing one token. `--onnxruntime-genai` adds a
-model that `python -m onnxruntime_genai.models.builder` made, `--llama-cpp NODE_MODULES MODEL.gguf` one in llama.cpp.
+the same first 400 tokens, which the prefix cache of the paged engine holds. An artifact that was made
+for llama.cpp is written by that engine, too. `--checkpoint` adds transformers' `generate` in FP32 and BF16, all streams
+as one batch, less the time of writing one token. `--onnxruntime-genai` adds a model that
+`python -m onnxruntime_genai.models.builder` made, `--llama-cpp NODE_MODULES MODEL.gguf` one in llama.cpp by itself.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from transformers import AutoModelForCausalLM
 
 from laconic.artifacts.artifact import Artifact
 from laconic.hardware import this_machine
+from laconic.registry import resolve
 from laconic.runtimes.generator import GenerationRequest, Generator, Sampling
 from laconic.runtimes.openvino_decoder import OpenVinoDecoder
 from laconic.runtimes.openvino_genai import OpenVinoGenAi
@@ -44,8 +46,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    generators = open_generators(arguments.artifact)
-    vocabulary = generators["paged"].vocabulary
+    generators, vocabulary = open_generators(arguments.artifact)
     measures: dict[str, Measure] = {
         name: lambda prompts, generator=generator: write(generator, prompts, arguments.tokens)  # type: ignore[misc]
         for name, generator in generators.items()
@@ -58,7 +59,7 @@ def main() -> None:
         measures["ONNX Runtime GenAI"] = open_onnxruntime_genai(arguments.onnxruntime_genai, arguments.tokens)
     if arguments.llama_cpp is not None:
         modules, model = arguments.llama_cpp
-        measures["llama.cpp"] = open_llama_cpp(modules, model, arguments.tokens)
+        measures["llama.cpp by itself"] = open_llama_cpp(modules, model, arguments.tokens)
     streams = [int(each) for each in arguments.streams.split(",")]
     speeds: dict[tuple[str, int], list[float]] = {(name, count): [] for name in measures for count in streams}
     for seed in range(arguments.rounds + 1):
@@ -90,16 +91,21 @@ def draw_prompts(vocabulary: int, count: int, length: int, seed: int) -> Prompts
     return [tuple(row) for row in rows.tolist()]
 
 
-def open_generators(path: Path) -> dict[str, OpenVinoGenAi | OpenVinoDecoder]:
-    """Open the model of an artifact in both engines."""
+def open_generators(path: Path) -> tuple[dict[str, Generator], int]:
+    """Open the model of an artifact in both engines of OpenVINO, and in llama.cpp where it was made for that. Return
+    them by their names, and the tokens that the model has."""
     artifact = Artifact.load(path)
     placement = artifact.manifest.placements[0]
     context = int(artifact.task().max_tokens)  # type: ignore[attr-defined]  # of a language model
     model, compute = path / placement.model, placement.compute
-    return {
-        "paged": OpenVinoGenAi(model, context=context, cache_bytes=CACHE, compute=compute),
+    paged = OpenVinoGenAi(model, context=context, cache_bytes=CACHE, compute=compute)
+    generators: dict[str, Generator] = {
+        "paged": paged,
         "stepped": OpenVinoDecoder(model, context=context, cache_bytes=CACHE, compute=compute),
     }
+    if placement.runtime == "llamacpp":
+        generators["llama.cpp"] = resolve("generator", "llamacpp")(model, context=context, cache_bytes=CACHE)
+    return generators, paged.vocabulary
 
 
 numbers: Iterator[int] = itertools.count()
