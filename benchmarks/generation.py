@@ -46,7 +46,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    generators, vocabulary = open_generators(arguments.artifact)
+    ours = open_generators(arguments.artifact)
+    vocabulary = ours["paged"].vocabulary
+    generators: dict[str, Generator] = {**ours, **open_llamacpp(arguments.artifact)}
     measures: dict[str, Measure] = {
         name: lambda prompts, generator=generator: write(generator, prompts, arguments.tokens)  # type: ignore[misc]
         for name, generator in generators.items()
@@ -91,21 +93,25 @@ def draw_prompts(vocabulary: int, count: int, length: int, seed: int) -> Prompts
     return [tuple(row) for row in rows.tolist()]
 
 
-def open_generators(path: Path) -> tuple[dict[str, Generator], int]:
-    """Open the model of an artifact in both engines of OpenVINO, and in llama.cpp where it was made for that. Return
-    them by their names, and the tokens that the model has."""
+def open_generators(path: Path) -> dict[str, OpenVinoGenAi | OpenVinoDecoder]:
+    """Open the model of an artifact in both engines of OpenVINO."""
     artifact = Artifact.load(path)
     placement = artifact.manifest.placements[0]
     context = int(artifact.task().max_tokens)  # type: ignore[attr-defined]  # of a language model
     model, compute = path / placement.model, placement.compute
-    paged = OpenVinoGenAi(model, context=context, cache_bytes=CACHE, compute=compute)
-    generators: dict[str, Generator] = {
-        "paged": paged,
+    return {
+        "paged": OpenVinoGenAi(model, context=context, cache_bytes=CACHE, compute=compute),
         "stepped": OpenVinoDecoder(model, context=context, cache_bytes=CACHE, compute=compute),
     }
-    if placement.runtime == "llamacpp":
-        generators["llama.cpp"] = resolve("generator", "llamacpp")(model, context=context, cache_bytes=CACHE)
-    return generators, paged.vocabulary
+
+
+def open_llamacpp(path: Path) -> dict[str, Generator]:
+    """Open the model of an artifact in llama.cpp, where it was made for that."""
+    artifact = Artifact.load(path)
+    if artifact.manifest.placement != "llamacpp":
+        return {}
+    context = int(artifact.task().max_tokens)  # type: ignore[attr-defined]  # of a language model
+    return {"llama.cpp": resolve("generator", "llamacpp")(artifact.model, context=context, cache_bytes=CACHE)}
 
 
 numbers: Iterator[int] = itertools.count()
