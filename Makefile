@@ -39,7 +39,7 @@ demo-chat: $(STAMP)  ## compress a small chat model, serve it, and stream an ans
 test: $(STAMP)  ## style, types, tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy & $(PYTEST); tests=$$?; wait $$! && $(BIN)/mypy benchmarks && exit $$tests
+	($(BIN)/mypy && $(BIN)/mypy benchmarks) & $(PYTEST); tests=$$?; wait $$! && exit $$tests
 
 format: $(STAMP)  ## put the code in order
 	$(BIN)/ruff check --fix .
