@@ -5,8 +5,9 @@
 
 Rows: the original; its weights in 4 bits (GPTQ); cut, without and with the least-squares fit; cut and healed; cut,
 healed and in 4 bits; and a null, as many blocks at random, fitted and healed alike. Quality is that of perplexity.py,
-on docstrings of the standard library that chose nothing. Tokens per second are those of a lone answer behind 64 tokens,
-in the paged engine and on one thread, of all artifacts in turns. Stages are kept in FOLDER, and resumed from there.
+on docstrings of the standard library that no stage reads; they are a development set once a setting was changed by
+them. Tokens per second are those of a lone answer behind 64 tokens, in the paged engine and on one thread, of all
+artifacts in turns. Stages are kept in FOLDER, and resumed from there.
 """
 
 import argparse

@@ -15,6 +15,7 @@ from export.candidates.engine_option import EngineOption
 from export.lineage import Lineage
 from export.passes.grouped_weights import find_weight_names, read_grouped_weight
 from export.pipeline import EngineBuild, Result
+from export.placements.split_decoder import has_decoder, split_decoder
 from export.sources import ADAPTER, capture_graph, open_onnx_original, open_source
 from export.validation.figures import round_figure
 from export.validation.missed import find_missed
@@ -188,15 +189,19 @@ def open_job(
     if made.source.get("kind") == "onnx" and recipe.data.calibrate:  # such a model need not run at made-up sizes
         inputs, _ = artifact.golden(made.placements[0])[0]
         task.typical_sample = {name: array[:1] for name, array in inputs.items()}
-    source = GraphSource(
-        task=task,
-        key=graph.key,
-        size=artifact.measured.original_size,
-        licence=made.licence,
-        description=dict(made.source),
-        graph=graph,
-    )
     with open_scratch_folder(destination) as folder:
+        decoder = folder / "decoder.onnx" if has_decoder(graph) else None
+        if decoder is not None:
+            split_decoder(graph.path, decoder)
+        source = GraphSource(
+            task=task,
+            key=graph.key,
+            size=artifact.measured.original_size,
+            licence=made.licence,
+            description=dict(made.source),
+            graph=graph,
+            decoder=decoder,
+        )
         lineage = Lineage(source, Job(recipe, split_samples(recipe, source.task), folder, steps, cache))
         lineage.history += made.history
         yield lineage

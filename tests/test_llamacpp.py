@@ -17,11 +17,15 @@ from tiny_decoders import VOCABULARY
 from tiny_llama import TOKEN_BYTES, TinyLlama, write_llama
 
 from export.pipeline import export
+from export.rebuild import build
 from laconic.artifacts.artifact import Artifact
 from laconic.cache import Cache
 from laconic.errors import FormatRefused, InputError, LaconicError, RuntimeFailure
-from laconic.recipes.recipe import Recipe
+from laconic.progress import Steps
+from laconic.recipes.recipe import Origin, Recipe
 from laconic.runtimes.generator import GenerationRequest, GoldenToken, Sampling, TokenEvent
+from serve.model_repository import loader
+from serve.model_repository.loader import choose_generator
 
 pytest.importorskip("xllamacpp", reason="needs the extra llamacpp")
 from laconic.runtimes import llamacpp_library
@@ -29,6 +33,7 @@ from laconic.runtimes.llamacpp import LlamaCpp, cut_batches
 from laconic.runtimes.llamacpp_generator import PIECE, LlamaCppGenerator
 from laconic.runtimes.llamacpp_library import TEXTS
 
+QUIET = Steps(quiet=True)
 PRECISE = 1e-2
 """Keys and values are kept in FP16."""
 
@@ -204,17 +209,41 @@ def test_an_artifact_is_judged_in_the_arithmetic_of_llamacpp(artifact: Artifact)
         artifact.open(runtime).close()
 
 
-def test_an_artifact_is_served_by_llamacpp(artifact: Artifact) -> None:
-    with running(artifact.path, threads=1, kv_cache=1 << 20) as server:
+@pytest.mark.parametrize(
+    ("runtime", "written"), [(None, ("llamacpp", "int8-dynamic")), ("openvino", ("openvino", "float32"))]
+)
+def test_an_artifact_is_served_by_llamacpp_or_by_whatever_is_asked_for(
+    artifact: Artifact, runtime: str | None, written: tuple[str, str]
+) -> None:
+    with running(artifact.path, threads=1, kv_cache=1 << 20, runtime=runtime) as server:
         writer = server.app.repository.get("chat").writer
         assert writer is not None
-        assert writer.worker.job.engine == "llamacpp"
+        assert (writer.worker.job.engine, writer.worker.job.compute) == written
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
             for question in (EMOJI, COUNT):
                 chunks = client.chat.completions.create(
                     model="chat", temperature=0, messages=[{"role": "user", "content": question}], stream=True
                 )
                 assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == ANSWERS[question]
+
+
+def test_an_artifact_for_another_engine_is_built_for_llamacpp(shared: Path, tmp_path: Path) -> None:
+    _, path = open_chat_model(shared)
+    origin = Origin.model_validate({"source": str(path.parent / "source"), "task": "text-generation"})
+    cache, changes = Cache(path.parent / "cache"), {"engine_only": "llamacpp"}
+    built = build(path, tmp_path / "b.laconic", changes=changes, original=origin, steps=QUIET, cache=cache).artifact
+    assert [each.runtime for each in built.manifest.placements] == ["llamacpp"]
+    assert "model.gguf" in built.manifest.files
+    original, artifact = built.measured.writing
+    assert (original.engine, artifact.engine) == ("original", "llamacpp, int8-dynamic")
+    built.open().close()
+
+
+def test_without_llamacpp_its_artifact_is_written_by_openvino(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose_generator("llamacpp", None) == "llamacpp"
+    monkeypatch.setattr(loader, "is_installed", lambda name: name != "llamacpp")
+    assert choose_generator("llamacpp", None) == "openvino"
+    assert choose_generator("openvino", "llamacpp") == "llamacpp", "asked for, so that what is missing is said"
 
 
 @pytest.mark.parametrize(

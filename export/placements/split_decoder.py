@@ -38,16 +38,19 @@ def is_text_decoder(graph: Graph) -> bool:
     return PAST in names and DECODER_INPUT_IDS not in names
 
 
-def split_decoder(path: Path) -> None:
-    """Replace a model file by its decoder, and write its encoder beside it if it has one. Raises CaptureError."""
+def split_decoder(path: Path, destination: Path | None = None) -> None:
+    """Write the decoder of a model file, and its encoder beside it if it has one: in the file's place by default.
+    Raises CaptureError."""
     model = onnx.load(path)
-    path.with_suffix(".data").unlink(missing_ok=True)
+    if destination is None:
+        destination = path
+        path.with_suffix(".data").unlink(missing_ok=True)
     if not any(value.name == DECODER_INPUT_IDS for value in model.graph.input):
-        save_model(make_text_decoder(model), path)
+        save_model(make_text_decoder(model), destination)
         return
     encoder, decoder = split_model(model)
-    save_model(encoder, encoder_of(path))
-    save_model(decoder, path)
+    save_model(encoder, encoder_of(destination))
+    save_model(decoder, destination)
 
 
 def split_model(model: ModelProto) -> tuple[ModelProto, ModelProto]:

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from laconic.models.checkpoint import Checkpoint
 from laconic.models.pretrained import WritingModel
 from laconic.models.torch_session import TorchSession, WritingSession
 from laconic.quantization.graph import EXACTNESS, Graph
+from laconic.runtimes.model_session import open_model
 from laconic.runtimes.runtime import Session, make_runtime
 from laconic.tasks.task import Task
 
@@ -77,12 +79,14 @@ class GraphSource(Source):
     """A source that another framework wrote as ONNX: the file as it came, run by ONNX Runtime.
 
     graph: what it was normalized to. file: as it came, or the same nodes between inputs and outputs with the batch
-    first; None where the graph itself is the source. least_exactness: see `exactness`. notes: what is different from
-    the file about inputs and outputs.
+    first; None where the graph itself is the source. decoder: of a model that writes, the decoder that the graph was
+    split into, beside its encoder if it has one: run in the graph's place, since the graph cannot write.
+    least_exactness: see `exactness`. notes: what is different from the file about inputs and outputs.
     """
 
     graph: Graph
     file: Path | None = None
+    decoder: Path | None = None
     least_exactness: float = EXACTNESS
     notes: tuple[str, ...] = ()
 
@@ -91,4 +95,6 @@ class GraphSource(Source):
         return self.least_exactness
 
     def open(self, threads: int) -> Session:
-        return make_runtime("onnxruntime").open(self.file or self.graph.path, threads=threads)
+        engine = make_runtime("onnxruntime")
+        model = self.decoder or self.file or self.graph.path
+        return open_model(model, partial(engine.open, threads=threads))

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from laconic.artifacts.artifact import Artifact
+from laconic.artifacts.artifact import Artifact, is_installed
 from laconic.artifacts.artifact_signature import check_signature
 from laconic.artifacts.golden_tokens import choose_golden_tokens
 from laconic.artifacts.manifest import MANIFEST, check_manifest_exists
@@ -149,9 +149,9 @@ def open_worker(
     placements = artifact.manifest.placements
     placement = next((each for each in placements if each.runtime == READER), placements[0])
     executors, threads = settings.parallelism(name)
-    is_llamacpp = (settings.runtime or placement.runtime) == LLAMACPP
+    engine = choose_generator(placement.runtime, settings.runtime)
     job = GenerationJob(
-        engine=LLAMACPP if is_llamacpp else GENERATOR,
+        engine=engine,
         model=str(follow_links(artifact.path / placement.model)),
         tokenizer=str(follow_links(artifact.path / TOKENIZER)),
         manifest=str(follow_links(artifact.path / MANIFEST)),
@@ -159,7 +159,7 @@ def open_worker(
         context=context,
         cache_bytes=settings.kv_cache,
         threads=executors * threads,
-        compute=placement.compute if placement.runtime in (READER, LLAMACPP) else "float32",
+        compute=placement.compute if placement.runtime == engine else "float32",
         generation=generation,
         longest=longest,
         golden=pack_golden(choose_golden_tokens(artifact.golden(placement))),
@@ -168,6 +168,13 @@ def open_worker(
     return GenerationWorker.open(
         job, watchdog=settings.watchdog, crashes=settings.max_crashes, most_waiting=settings.max_waiting
     )
+
+
+def choose_generator(made_for: str, asked: str | None) -> str:
+    """Choose the engine that a model writes with: llama.cpp where it is asked for, or where the artifact was made for
+    it and it is installed. made_for, asked: runtimes."""
+    is_llamacpp = asked == LLAMACPP if asked else made_for == LLAMACPP and is_installed(LLAMACPP)
+    return LLAMACPP if is_llamacpp else GENERATOR
 
 
 TOKENS_PER_WATCH = 32
