@@ -23,6 +23,7 @@ import torch
 import transformers
 from torch import nn
 
+from laconic.errors import RecipeError
 from laconic.models.language_model import LanguageModel
 from laconic.tasks.token_positions import IGNORED
 from train.objectives.cross_entropy import TokenCrossEntropy
@@ -89,6 +90,10 @@ MESHES: Mapping[str, Mapping[str, Any]] = {
     "pipeline 4, zbv": {"pipeline": 4, "schedule": "zbv"},
     "shard 2 x pipeline 2": {"shard": 2, "pipeline": 2},
     "replicate 2 x pipeline 2": {"replicate": 2, "pipeline": 2},
+    "shard 2 x pipeline 2, interleaved": {"shard": 2, "pipeline": 2, "schedule": "interleaved"},
+    "shard 2 x pipeline 2, zbv": {"shard": 2, "pipeline": 2, "schedule": "zbv"},
+    "replicate 2 x pipeline 2, interleaved": {"replicate": 2, "pipeline": 2, "schedule": "interleaved"},
+    "replicate 2 x pipeline 2, zbv": {"replicate": 2, "pipeline": 2, "schedule": "zbv"},
     "tensor 2 x pipeline 2": {"tensor": 2, "pipeline": 2},
 }
 ACCUMULATED = {"gradient-accumulation": {"rows": 2}}
@@ -170,13 +175,15 @@ def train_cases(rank: int, world: int, port: int, cases: Sequence[Case], folder:
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
     os.environ |= place | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     torch.set_num_threads(1)
-    figures = {}
+    figures: dict[str, dict[str, Any]] = {}
     with open_ranks(CPU, Mesh()):
         for model, layers, mesh, variant in cases:
             try:
                 ranks = Ranks.of(rank, world, CPU, Mesh(**MESHES.get(mesh, {})))
                 key = f"{model}/{layers}/{mesh}/{variant}"
                 figures[key] = train_mesh(model, layers, VARIANTS[variant], MESHES.get(mesh, {}), ranks)
+            except RecipeError as error:
+                figures[key] = {"refused": str(error)}
             except Exception as error:
                 if world == 1 or not rank:
                     print(f"{model}, {mesh}, {variant}: {type(error).__name__}: {error}", file=sys.stderr)
@@ -233,6 +240,9 @@ def main() -> None:
                 cells = []
                 for variant in options.variants:
                     run = figures[f"{model}/{layers}/{mesh}/{variant}"]
+                    if "refused" in run:
+                        cells.append("refused")
+                        continue
                     reference = alone[f"{model}/{layers}//{variant}"]
                     cells.append(
                         " / ".join(format_difference(run[kind], reference[kind]) for kind in ("losses", "norms"))

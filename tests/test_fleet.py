@@ -81,6 +81,8 @@ def let_go(collective):
         before = [holders(storage) for storage in given]
         with Births() as births:
             result = collective(*args, **kwargs)
+        if kwargs.get("async_op"):
+            return result  # which holds them until somebody waits for it
         known = {storage.data_ptr() for storage in given}
 
         def held():

@@ -47,6 +47,8 @@ MESHES = {
         "shard x tensor": {"shard": 2, "tensor": 2},
         "tensor x pipeline": {"pipeline": 2, "tensor": 2},
         "shard x pipeline": {"pipeline": 2, "shard": 2},
+        "shard x interleaved": {"pipeline": 2, "shard": 2, "schedule": "interleaved"},
+        "replicate x shard": {"replicate": 2, "shard": 2},
     },
 }
 """By the number of ranks."""

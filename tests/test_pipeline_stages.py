@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transformers
+from pydantic import ValidationError
 from test_tensor_parallel import CPU, bert, gpt2, llama, make_rows
 from torch import nn
 
@@ -10,7 +11,14 @@ from laconic.errors import RecipeError
 from train.objectives.cross_entropy import TokenCrossEntropy
 from train.objectives.next_token import NextToken
 from train.parallel.mesh import Mesh
-from train.parallel.pipeline_schedules import SCHEDULES, check_rows, choose_rows, list_actions, measure_bubble
+from train.parallel.pipeline_schedules import (
+    SCHEDULES,
+    check_rows,
+    check_tied,
+    choose_rows,
+    list_actions,
+    measure_bubble,
+)
 from train.parallel.ranks import Ranks
 from train.parallel.stage_plan import cut_evenly, plan_stages
 from train.parallel.stage_weights import copy_skeleton
@@ -46,7 +54,7 @@ def test_tied_weights_are_in_both_ends_and_unused_ones_in_the_last():
     ],
 )
 def test_the_most_expensive_stage_is_as_cheap_as_possible(costs, parts, expected):
-    assert [len(part) for part in cut_evenly(costs, parts)] == expected
+    assert [len(part) for part in cut_evenly(tuple(costs), parts)] == expected
 
 
 @pytest.mark.parametrize(
@@ -134,11 +142,23 @@ def test_rows_that_make_no_micro_batches_are_refused():
         check_rows(11, 1, 4, "interleaved")
 
 
+def test_tied_weights_in_shards_cannot_be_on_both_ends_of_a_folded_pipeline():
+    check_tied({"lm_head.weight"}, "interleaved")
+    check_tied((), "zbv")
+    with pytest.raises(RecipeError, match=r"zbv has the first and the last stage on one rank.* share lm_head.weight"):
+        check_tied({"lm_head.weight"}, "zbv")
+
+
 def test_a_technique_that_needs_the_whole_model_is_refused():
     training = Training(mesh={"pipeline": 2}, techniques=("chunked-cross-entropy",))
     parts = make_step_parts(llama(), NextToken(None), training.components(), CPU)
     with pytest.raises(RecipeError, match=r"chunked-cross-entropy and mesh \(pipeline\) cannot be combined"):
         distribute_step(parts, training, Ranks(0, 2))
+
+
+def test_context_parallelism_is_refused_with_the_reason():
+    with pytest.raises(ValidationError, match=r"no form of its CPU attention for parts of a sequence.* Set tensor and"):
+        Mesh(context=2)
 
 
 def test_a_mesh_of_another_size_than_the_world_is_refused():

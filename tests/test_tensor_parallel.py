@@ -87,7 +87,12 @@ FOUR = {
     "tied, shards of positions": ("tied", {**POSITIONS, "shard": 2}, (PARTS,)),
     "gpt2, copies": ("gpt2", {"tensor": 2}, ()),
     "tied, stages of heads": ("tied", {"pipeline": 2, "tensor": 2}, ({"gradient-accumulation": {"rows": 3}},)),
-    "gpt2, stages of shards": ("gpt2", {"pipeline": 2, "shard": 2}, ("gradient-checkpointing", PARTS)),
+    "tied, stages of shards": (
+        "deep tied",
+        {"pipeline": 2, "shard": 2, "schedule": "interleaved"},
+        ("gradient-checkpointing", PARTS),
+    ),
+    "llama, stages of copies": ("deep llama", {"pipeline": 2, "replicate": 2, "schedule": "zbv"}, ADAPTED),
     "llama, four stages": (
         "deep llama",
         {"pipeline": 4, "schedule": "gpipe"},

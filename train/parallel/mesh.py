@@ -60,7 +60,12 @@ class Mesh(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _expand_auto(cls, values: Any) -> Any:
+    def _read_names(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "context" in values:
+            raise ValueError(
+                "context parallelism is not there: torch has no form of its CPU attention for parts of a sequence, and "
+                "that for CUDA was not tried. Set tensor and sequence: true to spread long rows over ranks"
+            )
         return {"auto": True} if values == "auto" else values
 
     @model_validator(mode="after")

@@ -22,7 +22,14 @@ from train.layerwise.layer_stack import mix_into
 from train.parallel.fully_sharded import check_shards, gather_root, shard_modules
 from train.parallel.mesh import Mesh, ScheduleName
 from train.parallel.observed_stage import ObservedStage, StepInputs
-from train.parallel.pipeline_schedules import SCHEDULES, check_rows, choose_rows, list_actions, measure_bubble
+from train.parallel.pipeline_schedules import (
+    SCHEDULES,
+    check_rows,
+    check_tied,
+    choose_rows,
+    list_actions,
+    measure_bubble,
+)
 from train.parallel.ranks import Ranks, RanksStrategy
 from train.parallel.stage_layers import (
     LayerRouter,
@@ -35,7 +42,14 @@ from train.parallel.stage_layers import (
     read_hidden,
 )
 from train.parallel.stage_plan import plan_stages
-from train.parallel.stage_weights import StagePlan, copy_skeleton, drop_other_weights, place_weights, sum_gradients
+from train.parallel.stage_weights import (
+    StagePlan,
+    copy_skeleton,
+    drop_other_weights,
+    hide_weights,
+    place_weights,
+    sum_gradients,
+)
 from train.step.objective import Batch, LossModule, Objective
 from train.step.parallel_strategy import SteppedModel
 from train.step.step_parts import StepParts
@@ -124,9 +138,9 @@ class Pipeline(RanksStrategy):
         parts.on_restore(mix_into(layers, StagedLayers, router=self._router))
         members = list(layers.children())
         self._layers = {stage: [members[number] for number in self.plan.layers[stage]] for stage in self._own}
+        self._outer = [weight for weight in weights if not weight.in_layer]
         self._outside: dict[int, list[nn.Module]] = {
-            stage: list({weight.part: None for weight in weights if stage in weight.stages and not weight.in_layer})
-            for stage in self._own
+            stage: list({weight.part: None for weight in self._outer if stage in weight.stages}) for stage in self._own
         }
         twice = {weight.parameter: weight for weight in weights if len({self._places[s] for s in weight.stages}) > 1}
         self._tied = [weight for weight in twice.values() if not set(self._own).isdisjoint(weight.stages)]
@@ -143,11 +157,7 @@ class Pipeline(RanksStrategy):
         self._dtype = torch.bfloat16 if mesh.precision else None
         axes = ranks.select_axes("replicate", "shard")
         if axes is not None:
-            if self.kind.stages > 1:
-                raise RecipeError(
-                    f"mesh: schedule: {mesh.schedule} has two stages on a rank, of which FSDP2 gathers one at a time, "
-                    f"and this mesh has replicas or shards. Choose 1f1b or gpipe"
-                )
+            check_tied(self.plan.before & self.plan.after, mesh.schedule)
             check_shards(parts, mesh)
 
         def wrap(loss_module: nn.Module) -> nn.Module:
@@ -248,7 +258,8 @@ class Pipeline(RanksStrategy):
         batch = self._inputs.batches[number]
         hidden = None if received is None else received[: max(1, count_rows(batch))]
         stage_pass = StagePass(self._router, self.plan.layers[stage], hidden)
-        with self._inputs.enter_forward(), self._router.route(stage_pass):
+        others = hide_weights((weight for weight in self._outer if stage not in weight.stages), self._device)
+        with self._inputs.enter_forward(), self._router.route(stage_pass), others:
             try:
                 loss: Tensor = loss_module(batch) / self._inputs.total
                 stage_pass.check()

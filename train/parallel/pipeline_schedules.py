@@ -1,7 +1,7 @@
 """The schedules of a pipeline: in which order its stages take micro-batches, how many, and how long they wait."""
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
@@ -82,6 +82,17 @@ def check_rows(rows: int, micro_batch: int, ranks: int, schedule: ScheduleName) 
         raise RecipeError(
             f"mesh: pipeline: gradient-accumulation makes {number} micro-batches of {rows} rows, and schedule "
             f"{schedule} on {ranks} ranks needs {need}. Change its rows, or leave it out"
+        )
+
+
+def check_tied(tied: Collection[str], schedule: ScheduleName) -> None:
+    """Raise RecipeError where a schedule has both uses of tied weights on one rank, and these are in shards. tied: the
+    names of weights that the first and the last stage have in common."""
+    if tied and SCHEDULES[schedule].folds:
+        raise RecipeError(
+            f"mesh: schedule: {schedule} has the first and the last stage on one rank, where FSDP2 gathers and reduces "
+            f"each stage by itself, and cannot share {min(tied)} between them. Choose interleaved, or leave out shards "
+            f"and replicas"
         )
 
 

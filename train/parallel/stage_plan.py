@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -33,7 +34,7 @@ class TracedModel:
         the last one."""
         before, *costs, after = self.flops
         ends = [before + costs[0], *costs[1:-1], costs[-1] + after] if len(costs) > 1 else costs
-        ranges = cut_evenly(ends, stages)
+        ranges = cut_evenly(tuple(ends), stages)
         sums = [float(sum(costs[part.start : part.stop])) for part in ranges]
         sums[0] += before
         sums[-1] += after
@@ -77,7 +78,8 @@ def trace_model(module: nn.Module, objective: Objective, batch: Batch) -> Traced
     return TracedModel(tuple(trace.flops), frozenset(trace.before), frozenset(trace.after), trace.values)
 
 
-def cut_evenly(costs: Sequence[float], parts: int) -> tuple[range, ...]:
+@lru_cache(maxsize=128)
+def cut_evenly(costs: tuple[float, ...], parts: int) -> tuple[range, ...]:
     """Cut a row of costs into consecutive parts of one member at least, so that the largest sum is as small as it can
     be, and of such cuts the one with the smallest sum of squares."""
     sums = [0.0, *accumulate(costs)]

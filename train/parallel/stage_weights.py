@@ -1,8 +1,10 @@
 """The weights of a pipeline's stages: a rank keeps its own, and gets all of them back when training is over."""
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -79,6 +81,23 @@ def copy_skeleton(module: nn.Module, device: torch.device) -> nn.Module:
 def make_zeros(like: Tensor, device: torch.device) -> Tensor:
     """Make zeros of the shape of a tensor, in the memory of a single one."""
     return torch.zeros((), dtype=like.dtype, device=device).expand(like.shape)
+
+
+@contextmanager
+def hide_weights(weights: Iterable[PlacedWeight], device: torch.device) -> Iterator[None]:
+    """Have zeros in the place of weights in the body, where the model's code runs them and nothing is made of it. Those
+    of a rank's other stage may be in shards meanwhile, which do not compute with whole tensors."""
+    places: list[tuple[dict[str, Any], str]] = []
+    for weight in weights:
+        parameter = weight.part._parameters.get(weight.name)
+        if parameter is not None:  # an attribute of the instance is found before a parameter
+            weight.part.__dict__[weight.name] = make_zeros(parameter, device)
+            places.append((weight.part.__dict__, weight.name))
+    try:
+        yield
+    finally:
+        for attributes, name in places:
+            del attributes[name]
 
 
 def drop_other_weights(

@@ -8,7 +8,7 @@ from math import ceil, prod
 from laconic.errors import RecipeError
 from train.offload.memory_accounting import CATEGORIES, Category
 from train.parallel.mesh import AxisSizes, Mesh, ScheduleName
-from train.parallel.pipeline_schedules import SCHEDULES, check_rows, choose_rows
+from train.parallel.pipeline_schedules import SCHEDULES, check_rows, check_tied, choose_rows
 from train.parallel.stage_plan import TracedModel, check_layers
 from train.planner.device_rates import DeviceRates
 from train.planner.memory_prediction import MemoryPrediction, count_rows, sum_categories
@@ -45,7 +45,7 @@ Case = StageCase | RankCase
 @dataclass(frozen=True)
 class MeshJob:
     """What all cases of a plan have in common. traced: None for a model that no pipeline takes, for the reason
-    `refusal`."""
+    `refusal`. tied: bytes of the weights that the first and the last stage have in common."""
 
     model: MetaModel
     training: Training
@@ -53,6 +53,7 @@ class MeshJob:
     rates: DeviceRates
     traced: TracedModel | None
     refusal: str = ""
+    tied: int = 0
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,8 @@ def arrange_stages(job: MeshJob, sizes: AxisSizes, schedule: ScheduleName) -> St
     rows = count_rows(job.training, sizes)
     micro = job.training.components().micro_batch or choose_rows(rows, sizes.pipeline, schedule)
     check_rows(rows, micro, sizes.pipeline, schedule)
-    if SCHEDULES[schedule].stages > 1 and sizes.replicate * sizes.shard > 1:
-        raise RecipeError(f"mesh: schedule: {schedule} takes no replicas or shards. Choose 1f1b or gpipe")
+    if sizes.replicate * sizes.shard > 1:
+        check_tied(job.traced.before & job.traced.after, schedule)
     places = SCHEDULES[schedule].place_stages(sizes.pipeline)
     check_layers(job.model.module, len(job.traced.flops) - 2, len(places))
     layers = tuple(map(len, job.traced.cut(len(places)).layers))

@@ -2,7 +2,7 @@
 fits."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -13,10 +13,11 @@ from laconic.errors import RecipeError, UsageError
 from laconic.progress import Steps
 from laconic.units import parse_bytes
 from train.parallel.mesh import AxisSizes, Mesh, ScheduleName
+from train.parallel.pipeline_schedules import SCHEDULES
 from train.parallel.tensor_plan import make_plan
 from train.planner.device_rates import DeviceRates, measure_optimizer, measure_rates
 from train.planner.memory_prediction import HEADROOM, SAME_TIME, MemoryPrediction
-from train.planner.mesh_cases import Case, MeshJob
+from train.planner.mesh_cases import Case, MeshJob, RankCase
 from train.planner.mesh_prediction import MeshPrediction, list_cases, predict_mesh
 from train.planner.meta_model import MetaModel
 from train.planner.parallel_map import map_parallel, preload_workers
@@ -160,6 +161,7 @@ def plan_mesh(
     job = make_job(model, training, length, rates)
     possible, reason = list_possible(job, devices)
     cases = list(dict.fromkeys(case for needed in possible.values() for case in needed))
+    cases.sort(key=lambda case: isinstance(case, RankCase))  # the longest, which start first, are the last
     with steps.step("simulate", len(cases)) as step:
         simulated: dict[Case, Any] = {}
         for index, result in map_parallel(CaseSimulator(job).try_case, cases, workers=workers):
@@ -225,14 +227,8 @@ def list_meshes(job: MeshJob, devices: int) -> Iterator[Mesh]:
             rest = devices // (tensor * pipeline)
             for shard in list_divisors(rest):
                 sizes = AxisSizes(pipeline, rest // shard, shard, tensor)
-                yield from (make_mesh(job.training.mesh, sizes, schedule) for schedule in list_schedules(sizes))
-
-
-def list_schedules(sizes: AxisSizes) -> tuple[ScheduleName, ...]:
-    """List the schedules that a mesh may have."""
-    if sizes.pipeline == 1:
-        return ("1f1b",)
-    return ("1f1b", "gpipe") if sizes.replicate * sizes.shard > 1 else ("1f1b", "gpipe", "interleaved", "zbv")
+                schedules: Iterable[ScheduleName] = SCHEDULES if pipeline > 1 else ("1f1b",)
+                yield from (make_mesh(job.training.mesh, sizes, schedule) for schedule in schedules)
 
 
 def make_mesh(like: Mesh, sizes: AxisSizes, schedule: ScheduleName) -> Mesh:

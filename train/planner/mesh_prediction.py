@@ -111,7 +111,7 @@ def predict_stages(job: MeshJob, sizes: AxisSizes, schedule: ScheduleName, simul
         for rank in range(sizes.pipeline)
     ]
     last = len(layout.layers) - 1
-    tied = count_tied(job) / sizes.tensor
+    tied = job.tied / sizes.tensor
     peaks = [
         StageWalk(
             part, last, layout.micro_batches, schedule != "1f1b", shards, tied if {0, last} <= set(part) else 0.0
@@ -135,15 +135,6 @@ def predict_stages(job: MeshJob, sizes: AxisSizes, schedule: ScheduleName, simul
         slowest.seconds() / (1 - bubble) + max(step.seconds() for step in steps),
         max(sent, key=lambda traffic: sum(traffic.values())),
         slowest,
-    )
-
-
-def count_tied(job: MeshJob) -> int:
-    """Count the bytes of the weights that the first and the last stage have in common."""
-    assert job.traced is not None
-    named = job.model.module.named_parameters(remove_duplicate=False)
-    return sum(
-        weight.nbytes for weight in {weight for name, weight in named if name in job.traced.before & job.traced.after}
     )
 
 

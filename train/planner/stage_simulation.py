@@ -33,12 +33,13 @@ from train.step_assembly import make_step_parts
 
 def make_job(model: MetaModel, training: Training, length: int, rates: DeviceRates) -> MeshJob:
     """Make the job of the cases of a model, which is traced for its stages."""
-    traced, refusal = None, ""
     try:
         traced = trace_structure(model, training, length)
     except RecipeError as error:
-        refusal = str(error)
-    return MeshJob(model, training, length, rates, traced, refusal)
+        return MeshJob(model, training, length, rates, None, str(error))
+    named = model.module.named_parameters(remove_duplicate=False)
+    tied = {weight for name, weight in named if name in traced.before & traced.after}
+    return MeshJob(model, training, length, rates, traced, tied=sum(weight.nbytes for weight in tied))
 
 
 def trace_structure(model: MetaModel, training: Training, length: int) -> TracedModel:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from train.planner.stage_footprint import Bytes, StageFootprint
 PARAMETERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, TEMPORARIES = range(len(CATEGORIES))
 
 
+@lru_cache(maxsize=128)
 def order_actions(schedule: ScheduleName, ranks: int, micro_batches: int) -> list[list[Action]]:
     """Order what each rank of a pipeline does in a step, as torch's schedule does."""
     kind = SCHEDULES[schedule]
@@ -63,7 +65,7 @@ class StageWalk:
             self.live[ACTIVATIONS] += ends * self.micro_batches * footprint.hidden
         self._remove_tied(PARAMETERS, OPTIMIZER)
         self.peak = self.live
-        self._trained: set[int] = set()
+        self._passed = dict.fromkeys(self.footprints, 0)
 
     def run(self, order: Sequence[Action]) -> Bytes:
         """Return the bytes by category at the peak of a step."""
@@ -77,35 +79,36 @@ class StageWalk:
             self._reach(footprint.forward)
             self.live = self.live + footprint.saved
             return
-        is_new = stage not in self._trained
+        is_new = not self._passed[stage]
         self._reach(footprint.first_backward if is_new else footprint.backward)
         if kind == "I":  # the weights' gradients come later, and so does the end of what they need
             return
         self.live = self.live - footprint.saved
+        self._passed[stage] += 1
         if is_new:
-            self._trained.add(stage)
             self.live = self.live + footprint.gradients
-            if len(self._trained) == len(self.footprints):
+            if all(self._passed.values()):
                 self._remove_tied(GRADIENTS)
         if self.keeps_sent:
             self.live[TEMPORARIES] += ((stage > 0) + (stage < self.last)) * footprint.hidden
         elif is_new:
             self.live[TEMPORARIES] += (stage > 0) * footprint.hidden
+        if self.shards is not None and self._passed[stage] == self.micro_batches:
+            self._reduce(footprint, self.shards)
+
+    def _reduce(self, footprint: StageFootprint, shards: int) -> None:
+        """Reduce the gradients of a stage to shards after its last backward pass, and free its gathered weights."""
+        gradients = float(footprint.gradients[GRADIENTS])
+        self.live[GRADIENTS] += gradients / shards
+        self._reach(np.zeros(len(CATEGORIES)))
+        self.live[GRADIENTS] -= gradients
+        self.live[PARAMETERS] -= float(footprint.held[PARAMETERS])
 
     def _finish(self) -> None:
-        """Step the optimizer; before that, gradients of shards are reduced."""
+        """Step the optimizer."""
         self.live[TEMPORARIES] = 0
-        sharded = 1.0
-        if self.shards is not None:
-            sharded = 1 / self.shards
-            gradients = self.live[GRADIENTS]
-            parameters = sum(float(footprint.held[PARAMETERS]) for footprint in self.footprints.values())
-            self.live[GRADIENTS] += gradients * sharded
-            self._reach(np.zeros(len(CATEGORIES)))
-            self.live[GRADIENTS] = gradients * sharded
-            self.live[PARAMETERS] -= parameters
         for footprint in self.footprints.values():
-            self._reach(footprint.optimizer * sharded)
+            self._reach(footprint.optimizer / (self.shards or 1))
 
     def _remove_tied(self, *categories: int) -> None:
         """Count tied weights once: their share of what the stages have in these categories."""
@@ -126,6 +129,7 @@ class StageWalk:
             self.peak = self.live + more
 
 
+@lru_cache(maxsize=128)
 def compute_bubble(schedule: ScheduleName, ranks: int, micro_batches: int) -> float:
     """Return the share of the time of equal stages in which they wait for others, 0 to 1."""
     stages = SCHEDULES[schedule].stages
