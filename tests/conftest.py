@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 from laconic import registry
 from laconic.cache import Cache
 from laconic.cli import main
+from laconic.timing.benchmark import TRIAL_BATCHES
 
 os.environ["OMP_NUM_THREADS"] = "1"  # of torch, here and in every program that a test starts: its models are small
 # No example may fail because the machine is busy: on one with a load of 10, Hypothesis's limit of 200 ms did.
@@ -25,6 +26,10 @@ SLOWEST = (
     "serve_generation speech_to_text semantic_segmentation transform host_weights checkpoint"
 )
 """The files of tests that take longest. They come first: the last one to begin would run alone at the end."""
+
+
+TIMES_ARTIFACTS = ("export.candidates.race", "laconic.artifacts.bench")
+"""The modules that time an artifact at all batch sizes."""
 
 
 CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
@@ -71,10 +76,14 @@ def pytest_collection_finish():
 
 def pytest_runtest_setup():
     """Let the exporter of torch keep its table of operators: it reads it anew for each model, in 0.8 s of the 5 s that
-    a small encoder takes."""
+    a small encoder takes. And time artifacts at two batch sizes instead of six, those that a search asks for: the
+    larger ones took a third of the time in which a small model is exported."""
     exporter = sys.modules.get("torch.onnx._internal.exporter._registration")
     if exporter and not hasattr(exporter.ONNXRegistry.from_torchlib, "cache_info"):
         exporter.ONNXRegistry.from_torchlib = staticmethod(functools.cache(exporter.ONNXRegistry.from_torchlib))
+    for name in TIMES_ARTIFACTS:
+        if module := sys.modules.get(name):
+            module.BATCHES = TRIAL_BATCHES
 
 
 def has_gpu():

@@ -1,9 +1,11 @@
 """The parity ledger: an answer followed from the original to the HTTP response, and the layer where it goes astray."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import digits
 import models
@@ -15,6 +17,7 @@ import transformers
 from artifacts import write_artifact
 from onnx import numpy_helper
 from safetensors.torch import load_file, save_file
+from served import running
 
 from compress.pipeline import compress
 from export.parity.captured_divergence import find_captured_divergence
@@ -27,7 +30,7 @@ from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.manifest import MANIFEST, MODEL
 from laconic.artifacts.record import Record
 from laconic.cache import VARIABLE, Cache
-from laconic.commands.http_session import open_served
+from laconic.commands import http_session
 from laconic.errors import RuntimeFailure
 from laconic.hashing import digest_file, seal, unseal
 from laconic.models.source import CheckpointSource
@@ -52,6 +55,25 @@ def cache(folder, monkeypatch):
     """The cache that compression has filled, as on the machine of one user."""
     monkeypatch.setenv(VARIABLE, str(folder / "cache"))
     return Cache(folder / "cache")
+
+
+@pytest.fixture
+def own_process():
+    """Ask for it to let `laconic serve` run in a process of its own, which takes two seconds to start."""
+
+
+@pytest.fixture(autouse=True)
+def served_here(request, monkeypatch):
+    """Serve in this process, with the same settings, where no test is about the other one."""
+
+    @contextmanager
+    def serve(artifact, flag, runtime, *options):
+        assert (flag, options) == ("--runtime", ("--unproven", "--threads", "1"))
+        with running(artifact.path, runtime=runtime, unproven=True, threads=1) as server:
+            yield http_session.StartedServer("127.0.0.1", server.port, os.getpid())
+
+    if "own_process" not in request.fixturenames:
+        monkeypatch.setattr(http_session, "start_server", serve)
 
 
 def make_artifact(folder, name, **recipe):
@@ -118,7 +140,7 @@ def list_scales(artifact):
     return [each.name for each in onnx.load(artifact / MODEL).graph.initializer if each.name.endswith("/scale")]
 
 
-def test_an_image_classifier_passes_every_step(reader, laconic):
+def test_an_image_classifier_passes_every_step(reader, laconic, own_process):
     artifact, weights, data = reader
     code, rows, _ = read_ledger(laconic, artifact, weights, "--builder", BUILDER, "--data", data)
     assert code == 0
@@ -371,10 +393,10 @@ def test_a_placed_graph_of_another_model_is_not_bisected_and_layers_in_low_preci
     assert "though each layer" in find_engine_divergence({"b/MatMul": "float32"}, kernels).says
 
 
-def test_a_request_that_the_server_refuses_is_a_failure_of_the_step(tmp_path):
+def test_a_request_that_the_server_refuses_is_a_failure_of_the_step(tmp_path, own_process):
     artifact = Artifact.load(write_artifact(tmp_path / "twice.laconic"))
     x = np.array([[1, 2, 3]], np.float32)
-    with open_served(artifact, "fake") as session:
+    with http_session.open_served(artifact, "fake") as session:
         assert session.run({"x": x})["y"].tolist() == [[2, 4, 6]]
         with pytest.raises(RuntimeFailure, match=r"answered 400.*shape"):
             session.run({"x": x[:, :2]})
