@@ -203,7 +203,7 @@ NETWORKS = (
 )
 TINY_NETWORKS = (
     Network("tiny MiniLM", partial(TextEncoder, 200, 32, 2, 4, 64), 16, 200),
-    Network("tiny BERT", partial(TextEncoder, 200, 48, 2, 4, 96), 16, 200),
+    Network("tiny BERT", partial(TextEncoder, 200, 48, 1, 4, 96), 16, 200),
     Network("tiny ViT", partial(ImageEncoder, 16, 8, 32, 2, 4, 64, 10), 16),
     Network("tiny ResNet", partial(ResidualNetwork, 8, (1, 1), 10), 32),
 )

@@ -174,7 +174,7 @@ def save_bert(folder: Path, kind: type[transformers.PreTrainedModel] | None = No
 
 def save_masked_bert(folder: Path) -> Path:
     """BERT as a masked language model, and a tokenizer with a mask."""
-    save_bert(folder, transformers.BertForMaskedLM)
+    save_bert(folder, transformers.BertForMaskedLM, num_hidden_layers=1)
     masked = tokenizer()
     masked.add_special_tokens(["[MASK]"])
     masked.save(str(folder / "tokenizer.json"))
@@ -232,7 +232,7 @@ def save_llama(folder: Path, layers: int = 2) -> Path:
 
 def save_t5_encoder(folder: Path) -> Path:
     """T5's encoder, with relative positions and so without a longest text."""
-    config = transformers.T5Config(vocab_size=40, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
+    config = transformers.T5Config(vocab_size=40, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4)
     return save_transformer(folder, transformers.T5EncoderModel(config))
 
 
@@ -249,8 +249,9 @@ def save_bart(folder: Path) -> Path:
 def save_t5(folder: Path, **generation: object) -> Path:
     """T5, which writes a text: gated feed-forward layers, and a head of its own. generation: its settings."""
     config = transformers.T5Config(
-        vocab_size=40, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, feed_forward_proj="gated-gelu",
-        tie_word_embeddings=False, pad_token_id=0, eos_token_id=3, decoder_start_token_id=0,
+        vocab_size=40, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_decoder_layers=2, num_heads=4,
+        feed_forward_proj="gated-gelu", tie_word_embeddings=False, pad_token_id=0, eos_token_id=3,
+        decoder_start_token_id=0,
     )  # fmt: skip
     return save_writer(folder, transformers.T5ForConditionalGeneration(config), **generation)
 
@@ -258,7 +259,7 @@ def save_t5(folder: Path, **generation: object) -> Path:
 def save_bart_writer(folder: Path, **generation: object) -> Path:
     """BART, which writes a text. generation: its settings."""
     config = transformers.BartConfig(
-        vocab_size=40, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
+        vocab_size=40, d_model=32, encoder_layers=1, decoder_layers=2, encoder_attention_heads=4,
         decoder_attention_heads=4, encoder_ffn_dim=64, decoder_ffn_dim=64, max_position_embeddings=64, pad_token_id=0,
         bos_token_id=2, eos_token_id=3, decoder_start_token_id=3,
     )  # fmt: skip

@@ -1,16 +1,23 @@
 """The benchmark for GPUs, proved without one: its dry run, what it leaves out and why, and its environment."""
 
 import importlib.metadata
+import io
 import json
 import os
+import runpy
 import subprocess
 import sys
 import time
+import warnings
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+
+from laconic.cache import VARIABLE
+from train.planner import device_rates
 
 HOME = Path(__file__).parents[1]
 BENCHMARKS = HOME / "benchmarks"
@@ -48,11 +55,20 @@ def run(*arguments, blocked=()):
 
 @pytest.fixture(scope="module")
 def dry(tmp_path_factory):
+    """What a dry run prints and writes. It runs in this process: another would import everything anew."""
     folder = tmp_path_factory.mktemp("dry")
     # A transformer and a convolutional network: BERT-base and ResNet-50.
-    done = run("--dry-run", "--only", "r", "--training", "--out", folder, "--cache", folder / "cache")
-    assert done.returncode == 0, done.stderr
-    return done.stdout, (folder / "results.md").read_text(), json.loads((folder / "results.json").read_text())
+    arguments = ("--dry-run", "--only", "r", "--training", "--out", folder, "--cache", folder / "cache")
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        patch.setattr(sys, "argv", ["gpu.py", *map(str, arguments)])
+        patch.setenv(VARIABLE, str(folder / "cache"))
+        patch.setattr(device_rates, "MATRIX_SIDES", {"cpu": (16, 64)})
+        patch.setattr(device_rates, "SECONDS", 0.001)
+        with redirect_stdout(io.StringIO()) as shown, pytest.raises(SystemExit) as stopped:
+            runpy.run_path(str(SCRIPT), run_name="__main__")
+    assert not stopped.value.code
+    return shown.getvalue(), (folder / "results.md").read_text(), json.loads((folder / "results.json").read_text())
 
 
 def test_a_dry_run_measures_every_model_way_and_precision_or_says_why_not(dry):

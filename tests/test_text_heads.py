@@ -111,7 +111,6 @@ FAMILIES = {
         kind=transformers.BertForTokenClassification,
         pipeline="token-classification",
         config={
-            "num_hidden_layers": 2,
             "id2label": {0: "O", 1: "B-PACE", 2: "I-PACE"},
             "label2id": {"O": 0, "B-PACE": 1, "I-PACE": 2},
         },
@@ -329,7 +328,7 @@ def test_an_entity_counts_where_its_ends_are_right_and_padding_does_not_count_fo
 
 def save_answerer(folder: Path) -> Path:
     labels = {"id2label": {0: "start", 1: "end"}, "label2id": {"start": 0, "end": 1}}
-    return models.save_bert(folder, transformers.BertForQuestionAnswering, **labels)
+    return models.save_bert(folder, transformers.BertForQuestionAnswering, num_hidden_layers=1, **labels)
 
 
 def test_a_long_context_is_answered_in_windows_as_transformers_cuts_them(tmp_path, cache):
