@@ -5,6 +5,7 @@ import signal
 import sys
 
 import pytest
+import typer
 from artifacts import write_artifact
 from hypothesis import HealthCheck, settings
 
@@ -19,6 +20,9 @@ settings.register_profile("busy", deadline=None, max_examples=50, suppress_healt
 settings.load_profile("busy")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts the tests in the background ignores it
 
+
+# The commands are made of their functions once and not anew for each test, which took two thirds of a short command.
+typer.main.get_command = functools.cache(typer.main.get_command)
 
 SLOWEST = (
     "search capture prediction text2text_generation text_heads plan trust pipeline parity_ledger gpu_benchmark "

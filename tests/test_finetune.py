@@ -432,7 +432,7 @@ FRUGAL = {
 def translate_memory_errors(tmp_path):
     """Runs `laconic finetune` of wide layers, without --auto and with it, in a process that may map so many more bytes
     than it has at the start."""
-    rows, widths = 9000, [16, 1024, 1024, 1024, 1024, 4]
+    rows, widths = 9000, [16, 512, 512, 512, 512, 4]
     rng = np.random.default_rng(0)
     values = rng.normal(size=(rows, 16)).astype(np.float32)
     np.savez(tmp_path / "data.npz", x=values, label=values[:, :4].argmax(axis=1))
@@ -456,7 +456,7 @@ def translate_memory_errors(tmp_path):
 
 @pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="only Linux tells what a process has mapped")
 def test_out_of_memory_it_is_said_what_to_turn_on_and_auto_does_so(translate_memory_errors, tmp_path):
-    done = translate_memory_errors(130 * 2**20)
+    done = translate_memory_errors(65 * 2**20)
     assert "Traceback" not in done.stderr
     said, told = (line for line in done.stderr.splitlines() if "ran out of memory" in line)
     assert said.startswith("laconic: the machine ran out of memory: ")

@@ -24,6 +24,7 @@ from train.finetune.advice import copy_structure
 from train.finetune.technique_costs import TechniqueCost, leave_out_each, report_costs
 from train.offload.memory_accounting import CATEGORIES
 from train.planner import device_rates as measuring
+from train.planner import memory_plan
 from train.planner.combinations import Combination, list_combinations
 from train.planner.memory_plan import MemoryPlan, PlanRow, choose_row, find_largest_batch, plan_memory
 from train.planner.memory_prediction import HEADROOM
@@ -151,7 +152,9 @@ def test_where_copies_could_not_be_timed_the_host_comes_last(roomy):
             assert all(row.prediction.host for row in whole), "nothing else fits"
 
 
-def test_a_plan_for_a_gpu_that_is_not_here_keeps_to_it_where_that_fits(folder):
+def test_a_plan_for_a_gpu_that_is_not_here_keeps_to_it_where_that_fits(folder, roomy, monkeypatch):
+    combinations = [row.combination for row in roomy.rows if row.prediction.host][:2]
+    monkeypatch.setattr(memory_plan, "list_combinations", lambda *given: [*combinations, roomy.plain.combination])
     training = Training.model_validate({"batch_size": BATCH})
     found = plan_memory(subject(folder, "gpt2"), training, length=LENGTH, memory=2**30, device=CPU, apart=True)
     assert any(row.prediction.host for row in found.rows)

@@ -250,7 +250,7 @@ def test_gradients_are_added_up_in_place_where_autograd_does(tmp_path, graph):
 
 @pytest.mark.parametrize(("choice", "optimizer"), DEEP, ids=str)
 def test_a_deep_model_is_predicted_from_shallow_ones(tmp_path, choice, optimizer):
-    subject, _ = opened(tmp_path, "gpt2", 9)
+    subject, _ = opened(tmp_path, "gpt2", 7)
     training = settings(choice, optimizer)
     lengthened = predict(subject, training, LENGTH, RATES)
     whole = predict(subject, training, LENGTH, RATES, whole=True)
@@ -261,6 +261,15 @@ def test_a_deep_model_is_predicted_from_shallow_ones(tmp_path, choice, optimizer
     assert lengthened.seconds == pytest.approx(whole.seconds, rel=0.05)
 
 
+@pytest.fixture(scope="module")
+def _made_once(tmp_path_factory):
+    """What a process makes once is in its first prediction: the codes of QLoRA and of optimizers of 8 bits."""
+    subject, _ = opened(tmp_path_factory.mktemp("once"), "gpt2", 2)
+    for choice, optimizer in (TEXT[2], COMBINATIONS[2]):
+        predict(subject, settings(choice, optimizer), LENGTH, RATES)
+
+
+@pytest.mark.usefixtures("_made_once")
 @pytest.mark.parametrize(
     ("kind", "choice", "optimizer"),
     [("gpt2", *each) for each in COMBINATIONS + TEXT] + [("bert", *COMBINATIONS[2]), ("vit", *COMBINATIONS[4])],
@@ -269,7 +278,6 @@ def test_a_deep_model_is_predicted_from_shallow_ones(tmp_path, choice, optimizer
 def test_meta_kernels_predict_what_the_fake_mode_alone_predicts(tmp_path, monkeypatch, kind, choice, optimizer):
     subject, _ = opened(tmp_path, kind, 2)
     training = settings(choice, optimizer)
-    predict(subject, training, LENGTH, RATES)  # what a process makes once, as the code of QLoRA, is in the first
     found = predict(subject, training, LENGTH, RATES)
     monkeypatch.setattr(simulate, "run_operation", lambda func, args, kwargs: func(*args, **kwargs))
     expected = predict(subject, training, LENGTH, RATES)

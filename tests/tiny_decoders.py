@@ -9,7 +9,22 @@ from torch import Tensor, nn
 VOCABULARY, HEADS, WIDTH = 64, 2, 8
 
 
-class TinyDecoder(nn.Module):
+class GreedyWriter:
+    """Writes by the logits after each token, which `predict` computes."""
+
+    def predict(self, ids: list[int]) -> Tensor:
+        """The logits after each token, [tokens, vocabulary]."""
+        raise NotImplementedError
+
+    def write_greedily(self, prompt: list[int], tokens: int) -> list[int]:
+        """What follows a prompt."""
+        ids = list(prompt)
+        for _ in range(tokens):
+            ids.append(int(self.predict(ids)[-1].argmax()))
+        return ids[len(prompt) :]
+
+
+class TinyDecoder(GreedyWriter, nn.Module):
     """window: of attention. has_bias: adds to the scores of earlier tokens. cap: of the scores. is_causal: whether
     tokens that follow are hidden. scaled: where the scores are scaled, before the product or behind it."""
 
@@ -57,13 +72,6 @@ class TinyDecoder(nn.Module):
         with torch.no_grad():
             logits: Tensor = self(torch.tensor([ids]), torch.arange(len(ids))[None], empty, empty)[0]
         return logits[0]
-
-    def write_greedily(self, prompt: list[int], tokens: int) -> list[int]:
-        """What follows a prompt."""
-        ids = list(prompt)
-        for _ in range(tokens):
-            ids.append(int(self.predict(ids)[-1].argmax()))
-        return ids[len(prompt) :]
 
 
 def write_decoder(path: Path, decoder: TinyDecoder) -> Path:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 import transformers
-from tiny_decoders import VOCABULARY
+from tiny_decoders import VOCABULARY, GreedyWriter
 
 from export.formats.gguf_file import write_engine_file
 from export.formats.quantized_model import QuantizedModule
@@ -14,7 +14,7 @@ TOKEN_BYTES = 2 * 2 * 1 * 16 * 2
 """Of a token in the cache in FP16: layers, keys and values, heads, their width."""
 
 
-class TinyLlama:
+class TinyLlama(GreedyWriter):
     """Two layers, with a head of keys and values for two heads of queries."""
 
     def __init__(self) -> None:
@@ -30,13 +30,6 @@ class TinyLlama:
         """The logits after each token, [tokens, vocabulary]."""
         logits: torch.Tensor = self.model(torch.tensor([ids])).logits
         return logits[0]
-
-    def write_greedily(self, prompt: list[int], tokens: int) -> list[int]:
-        """What follows a prompt."""
-        ids = list(prompt)
-        for _ in range(tokens):
-            ids.append(int(self.predict(ids)[-1].argmax()))
-        return ids[len(prompt) :]
 
 
 def write_llama(model: torch.nn.Module, path: Path) -> Path:
