@@ -77,7 +77,7 @@ def test_the_installed_command_works_beside_a_file_that_bears_the_name_of_a_room
         done = run(python.parent / "laconic", *arguments, cwd=tmp_path, PYTHONPATH="")
         assert done.returncode == 0, done.stderr
         assert "the wrong file ran" not in done.stdout
-    assert __version__ in run(python.parent / "laconic", "--version", cwd=tmp_path, PYTHONPATH="").stdout
+        assert arguments != ("--version",) or __version__ in done.stdout
 
 
 def test_run_as_a_module_the_guard_speaks_in_a_sentence(python, tmp_path):
@@ -101,30 +101,39 @@ BLOCK = """
 import sys
 for name in {names}:
     sys.modules[name] = None
-sys.argv = ["laconic", *{arguments}]
 from laconic.cli import main
-main()
+for arguments in {commands}:
+    sys.argv = ["laconic", *arguments]
+    try:
+        main()
+    except SystemExit as stopped:
+        print("exit code:", stopped.code)
+print("loaded:", *{{"torch", "onnx", "transformers", "pyarrow"}} & {{*sys.modules}})
 """
 
 
-def run_without(names, arguments, cwd):
-    return run(sys.executable, "-c", BLOCK.format(names=list(names), arguments=arguments), cwd=cwd)
+def run_without(names, commands, cwd):
+    """Run commands one after the other in one process without some packages: their exit codes, what the process has
+    loaded, and the process."""
+    done = run(sys.executable, "-c", BLOCK.format(names=list(names), commands=list(commands)), cwd=cwd)
+    lines = done.stdout.splitlines()
+    codes = [int(line.removeprefix("exit code: ")) for line in lines if line.startswith("exit code: ")]
+    return codes, lines[-1].removeprefix("loaded:").split(), done
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--help"], ["compress", "--help"], ["schema"], ["doctor"], ["inspect", "twice"]]
-)
-def test_the_base_install_is_enough_to_look_around(arguments, tmp_path):
+def test_the_base_install_is_enough_to_look_around(tmp_path):
     write_artifact(tmp_path / "twice")
-    done = run_without({*EXTRAS, "click"}, arguments, tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout
+    commands = (["--help"], ["compress", "--help"], ["schema"], ["doctor"], ["inspect", "twice"])
+    codes, _, done = run_without({*EXTRAS, "click"}, commands, tmp_path)
+    assert codes == [0] * len(commands), done.stderr
+    for shown in ("Commands", "--recipe", "$defs", "python", "twice"):
+        assert shown in done.stdout
 
 
 def test_the_server_imports_without_torch_and_onnx_and_without_its_extra_says_how_to_get_it(tmp_path):
     write_artifact(tmp_path / "twice")
-    done = run_without(EXTRAS, ["serve", "twice"], tmp_path)
-    assert done.returncode == 2
+    codes, _, done = run_without(EXTRAS, (["serve", "twice"],), tmp_path)
+    assert codes == [2]
     assert "pip install 'laconic[serve]'" in done.stderr
     assert "Traceback" not in done.stderr
     code = "import sys\nfor name in ('torch', 'onnx', 'transformers'): sys.modules[name] = None\nimport serve.server"
@@ -132,23 +141,22 @@ def test_the_server_imports_without_torch_and_onnx_and_without_its_extra_says_ho
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["inspect", "twice"], ["serve", "--help"], ["schema"]])
-def test_neither_torch_nor_onnx_is_imported_to_look_around(arguments, tmp_path):
+def test_neither_torch_nor_onnx_is_imported_to_look_around(tmp_path):
     write_artifact(tmp_path / "twice")
-    code = BLOCK.format(names=[], arguments=arguments).replace("main()", "try:\n    main()\nfinally:\n    report()")
-    report = "def report():\n    print('loaded:', *{'torch', 'onnx', 'transformers', 'pyarrow'} & set(sys.modules))\n"
-    done = run(sys.executable, "-c", "import sys\n" + report + code, cwd=tmp_path)
-    assert done.stdout.splitlines()[-1].strip() == "loaded:", done.stdout + done.stderr
+    commands = (["--help"], ["inspect", "twice"], ["serve", "--help"], ["schema"])
+    codes, loaded, done = run_without((), commands, tmp_path)
+    assert codes == [0] * len(commands), done.stderr
+    assert loaded == []
 
 
 @pytest.mark.parametrize(
     "arguments", [["--nope"], ["compress", "--nope"], ["inspect"], ["nope"], ["serve", "a", "--port", "x"]]
 )
-def test_bad_use_is_answered_without_a_traceback(arguments, tmp_path):
-    done = run_without((), arguments, tmp_path)
-    assert done.returncode == 2
-    assert done.stderr
-    assert "Traceback" not in done.stderr
+def test_bad_use_is_answered_without_a_traceback(arguments, laconic):
+    code, _, err = laconic(*arguments)
+    assert code == 2
+    assert err
+    assert "Traceback" not in err
 
 
 def test_the_licence_is_the_one_that_is_declared():
