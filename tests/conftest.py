@@ -1,5 +1,6 @@
 import functools
 import gc
+import logging
 import os
 import signal
 import sys
@@ -30,10 +31,6 @@ SLOWEST = (
     "serve_generation speech_to_text semantic_segmentation transform host_weights checkpoint"
 )
 """The files of tests that take longest. They come first: the last one to begin would run alone at the end."""
-
-
-TIMES_ARTIFACTS = ("export.candidates.race", "laconic.artifacts.bench")
-"""The modules that time an artifact at all batch sizes."""
 
 
 CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
@@ -80,14 +77,15 @@ def pytest_collection_finish():
 
 def pytest_runtest_setup():
     """Let the exporter of torch keep its table of operators: it reads it anew for each model, in 0.8 s of the 5 s that
-    a small encoder takes. And time artifacts at two batch sizes instead of six, those that a search asks for: the
-    larger ones took a third of the time in which a small model is exported."""
+    a small encoder takes. And time what is exported at two batch sizes instead of six, those that a search asks for:
+    the larger ones took a third of the time of an export."""
     exporter = sys.modules.get("torch.onnx._internal.exporter._registration")
     if exporter and not hasattr(exporter.ONNXRegistry.from_torchlib, "cache_info"):
         exporter.ONNXRegistry.from_torchlib = staticmethod(functools.cache(exporter.ONNXRegistry.from_torchlib))
-    for name in TIMES_ARTIFACTS:
-        if module := sys.modules.get(name):
-            module.BATCHES = TRIAL_BATCHES
+    # Else pytest listens to it, and torch describes all that it traces: a tenth of the time of a capture.
+    logging.getLogger("torch.__trace").propagate = True
+    if race := sys.modules.get("export.candidates.race"):
+        race.BATCHES = TRIAL_BATCHES
 
 
 def has_gpu():

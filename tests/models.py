@@ -249,9 +249,8 @@ def save_bart(folder: Path) -> Path:
 def save_t5(folder: Path, **generation: object) -> Path:
     """T5, which writes a text: gated feed-forward layers, and a head of its own. generation: its settings."""
     config = transformers.T5Config(
-        vocab_size=40, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_decoder_layers=2, num_heads=4,
-        feed_forward_proj="gated-gelu", tie_word_embeddings=False, pad_token_id=0, eos_token_id=3,
-        decoder_start_token_id=0,
+        vocab_size=40, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, feed_forward_proj="gated-gelu",
+        tie_word_embeddings=False, pad_token_id=0, eos_token_id=3, decoder_start_token_id=0,
     )  # fmt: skip
     return save_writer(folder, transformers.T5ForConditionalGeneration(config), **generation)
 

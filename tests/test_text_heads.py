@@ -111,6 +111,7 @@ FAMILIES = {
         kind=transformers.BertForTokenClassification,
         pipeline="token-classification",
         config={
+            "num_hidden_layers": 2,
             "id2label": {0: "O", 1: "B-PACE", 2: "I-PACE"},
             "label2id": {"O": 0, "B-PACE": 1, "I-PACE": 2},
         },
