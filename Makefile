@@ -45,7 +45,7 @@ format: $(STAMP)  ## put the code in order
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP)  ## the figures of docs/performance.md, measured again here
+bench: $(STAMP)  ## figures of docs/performance-*.md, measured again here
 	$(BIN)/python benchmarks/run.py
 
 gpu:            ## measure on an NVIDIA GPU, results in OUT=.gpu; DRY=1 tries the scripts without one

@@ -60,9 +60,14 @@ def read_points(page: Path) -> list[Point]:
     return points
 
 
+def set_style() -> None:
+    """Set the fonts of plots; the same figures then give the same bytes."""
+    mpl.rcParams |= {"svg.hashsalt": "laconic", "svg.fonttype": "none", "font.size": 9, "font.family": "sans-serif"}
+
+
 def draw(points: list[Point], path: Path) -> None:
     """Draw points as an SVG whose words are text."""
-    mpl.rcParams |= {"svg.hashsalt": "laconic", "svg.fonttype": "none", "font.size": 9, "font.family": "sans-serif"}
+    set_style()
     figure = Figure(figsize=(8.2, 4.2), layout="constrained")
     axes = figure.subplots()
     for point in points:

@@ -1,4 +1,4 @@
-"""The figures of docs/performance.md, measured again here.
+"""The figures of docs/performance-*.md, measured again here.
 
     python benchmarks/run.py [--fast] [--json FILE]
 

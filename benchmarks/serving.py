@@ -4,9 +4,9 @@
 
 Every server gets the same load from the same client in turn, in rounds; only the processor time of the server's
 processes counts. "bare uvicorn" reads the body and sends it back: what HTTP alone costs. Laconic runs the model, an
-identity in ONNX Runtime; the others hand the numbers back, without a model. Peers (`litserve`, `bentoml`,
-`mlserver`, `ray`, `triton` with nvidia-pytriton) are installed beside, in environments of their own, of which PYTHON is
-the interpreter.
+identity in ONNX Runtime, asked in the binary and in the JSON form of V2; the others hand the numbers back, without a
+model. Peers (`litserve`, `bentoml`, `mlserver`, `ray`, `triton` with nvidia-pytriton) are installed beside, in
+environments of their own, of which PYTHON is the interpreter.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -29,7 +29,7 @@ import psutil
 from judge import print_machine
 from onnx import TensorProto, helper
 from run import table
-from serving_peers import BARE, PEERS, V2, Peer
+from serving_peers import BARE, PEERS, V2, Peer, make_v2_request
 
 from laconic.commands.http_session import write_request
 from laconic.loadtest.http_client import ConnectionFailed, HttpClient
@@ -39,6 +39,7 @@ SIZE = 384
 START = 120
 """Seconds in which a server has to start."""
 LACONIC = "Laconic, V2 binary"
+LACONIC_JSON = "Laconic, V2 JSON"
 
 
 @dataclass
@@ -78,7 +79,9 @@ def main() -> None:
     interpreters |= dict(peer.partition("=")[::2] for peer in arguments.peer)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        targets = [start_laconic(folder, stack)]
+        laconic = start_laconic(folder, stack)
+        in_json = make_request(V2, json.dumps(make_v2_request([1.0] * SIZE)).encode())
+        targets = [laconic, replace(laconic, name=LACONIC_JSON, request=in_json)]
         targets += [start_peer(PEERS[name], python, folder, stack) for name, python in interpreters.items()]
         for target in targets:
             asyncio.run(wait_until_ready(target))

@@ -33,7 +33,7 @@ class Numbers(BaseModel):
 app = FastAPI()
 
 @app.post("/echo")
-def echo(request: Numbers) -> Numbers:
+async def echo(request: Numbers) -> Numbers:
     return request
 
 uvicorn.run(app, port=int(sys.argv[1]), access_log=False, log_level="warning")
@@ -134,7 +134,7 @@ class Peer:
 
 
 def make_v2_request(numbers: list[float]) -> dict[str, Any]:
-    """A V2 request in JSON: MLServer has no binary extension."""
+    """Make a V2 request in JSON: MLServer has no binary extension."""
     return {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, len(numbers)], "data": numbers}]}
 
 

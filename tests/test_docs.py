@@ -285,6 +285,15 @@ def test_the_plot_of_the_readme_is_drawn_from_its_table(tmp_path, monkeypatch):
     assert read_marks(tmp_path / "front.svg") == read_marks(DOCS / "images" / "front.svg")
 
 
+def test_bars_are_drawn_from_the_tables_of_their_pages(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(HOME / "benchmarks")
+    importlib.import_module("bars").draw_all(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["servers.svg", "training.svg"]
+    for path in tmp_path.iterdir():
+        assert len(read_marks(path)[0]) > 10
+        assert read_marks(path) == read_marks(DOCS / "images" / path.name)
+
+
 def read_marks(path):
     """The words of a plot, and the places of its points, rounded."""
     text = path.read_text(encoding="utf-8")
