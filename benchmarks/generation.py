@@ -93,25 +93,25 @@ def draw_prompts(vocabulary: int, count: int, length: int, seed: int) -> Prompts
     return [tuple(row) for row in rows.tolist()]
 
 
-def open_generators(path: Path) -> dict[str, OpenVinoGenAi | OpenVinoDecoder]:
-    """Open the model of an artifact in both engines of OpenVINO."""
+def open_generators(path: Path, cache: int = CACHE) -> dict[str, OpenVinoGenAi | OpenVinoDecoder]:
+    """Open the model of an artifact in both engines of OpenVINO. cache: its bytes, of each."""
     artifact = Artifact.load(path)
     placement = artifact.manifest.placements[0]
     context = int(artifact.task().max_tokens)  # type: ignore[attr-defined]  # of a language model
     model, compute = path / placement.model, placement.compute
     return {
-        "paged": OpenVinoGenAi(model, context=context, cache_bytes=CACHE, compute=compute),
-        "stepped": OpenVinoDecoder(model, context=context, cache_bytes=CACHE, compute=compute),
+        "paged": OpenVinoGenAi(model, context=context, cache_bytes=cache, compute=compute),
+        "stepped": OpenVinoDecoder(model, context=context, cache_bytes=cache, compute=compute),
     }
 
 
-def open_llamacpp(path: Path) -> dict[str, Generator]:
-    """Open the model of an artifact in llama.cpp, where it was made for that."""
+def open_llamacpp(path: Path, cache: int = CACHE) -> dict[str, Generator]:
+    """Open the model of an artifact in llama.cpp, where it was made for that. cache: its bytes."""
     artifact = Artifact.load(path)
     if artifact.manifest.placement != "llamacpp":
         return {}
     context = int(artifact.task().max_tokens)  # type: ignore[attr-defined]  # of a language model
-    return {"llama.cpp": resolve("generator", "llamacpp")(artifact.model, context=context, cache_bytes=CACHE)}
+    return {"llama.cpp": resolve("generator", "llamacpp")(artifact.model, context=context, cache_bytes=cache)}
 
 
 numbers: Iterator[int] = itertools.count()

@@ -12,6 +12,8 @@ from laconic.errors import InputError, RuntimeFailure
 from laconic.runtimes.decoder_file import gguf_of
 from laconic.runtimes.decoder_rows import DecoderRow, PromptReading
 from laconic.runtimes.generator import (
+    PIECE,
+    PIECE_BESIDE,
     BlockLedger,
     GenerationRequest,
     Generator,
@@ -28,8 +30,6 @@ from laconic.runtimes.token_proof import count_differing, may_differ
 
 BLOCK_TOKENS = 32
 """Tokens of a block of the ledger; the cache has none."""
-PIECE = 256
-"""Tokens of prompts that are read in a step, so that the other choices go on meanwhile."""
 MOST_PREFIX_TOKENS = 4096
 """Tokens of ended texts that stay in the cache: every step looks at all of its places up to the last one in use."""
 
@@ -175,7 +175,7 @@ class LlamaCppGenerator(Generator):
     def _cut_prompts(self, most_logits: int) -> list[tuple[PromptReading, Reading]]:
         """Cut the pieces of prompts that are read next. most_logits: that they may ask for together."""
         pieces: list[tuple[PromptReading, Reading]] = []
-        rest = PIECE
+        rest = PIECE_BESIDE if self._rows else PIECE
         for prompt in self._prompts:
             is_scored = prompt.request.sampling.prompt_logprobs
             most = min(rest, most_logits) if is_scored else rest

@@ -15,7 +15,15 @@ from laconic.arrays import Array
 from laconic.errors import InputError, RuntimeFailure, describe_error
 from laconic.runtimes.decoder_requests import NO_SOURCE, OpenDecoder, begin_opening
 from laconic.runtimes.decoder_rows import DecoderRow, JoiningRow, PromptReading
-from laconic.runtimes.generator import BlockLedger, GenerationRequest, Generator, TokenEvent, check_prompt
+from laconic.runtimes.generator import (
+    PIECE,
+    PIECE_BESIDE,
+    BlockLedger,
+    GenerationRequest,
+    Generator,
+    TokenEvent,
+    check_prompt,
+)
 from laconic.runtimes.grammar import GrammarMatch, GrammarTokens
 from laconic.runtimes.low_rank_adapter import LowRankAdapter, read_low_rank_adapter
 from laconic.runtimes.openvino_genai import OpenVinoGenAi
@@ -31,8 +39,6 @@ BLOCK_TOKENS = 32
 COPIES = 4
 """How many times the cache is in memory: each step writes it anew, with room to grow; the engine keeps a copy of its
 own; and rows join (SmolLM2-135M, 8 rows of 490 tokens: 3.2 times, and 4.8 for a moment)."""
-PIECE = 256
-"""Tokens of prompts that are read in a step, so that the other choices go on meanwhile."""
 LEAST_COST = 32
 """A piece of a prompt takes the time of so many tokens at least: the model's weights are read once."""
 PAUSE = 0.002
@@ -234,7 +240,7 @@ class OpenVinoDecoder(Generator):
     def _read(self, decoder: OpenDecoder) -> Sequence[TokenEvent]:
         """Read pieces of prompts; choose the first tokens of those that are read to their end, which then join."""
         events: list[TokenEvent] = []
-        rest = PIECE
+        rest = PIECE_BESIDE if self._rows else PIECE
         while rest > 0 and self._prompts and (self._prompts[0].read or self._has_room(self._prompts[0])):
             prompt = self._prompts[0]
             if not prompt.read:

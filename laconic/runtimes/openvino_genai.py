@@ -25,6 +25,10 @@ from laconic.runtimes.stateful_graph import CacheShape, PagingRefused, StatefulM
 
 import openvino_genai  # isort: skip
 
+STEP_TOKENS = 128
+"""Tokens that a step reads and writes, so many choices at most among them. By the engine's own 256, the others' next
+tokens come 33 times as late beside a long prompt as without (by 128: 13; 64: 9), which itself takes 4 % longer by 128
+(SmolLM2-135M in INT4, 4 streams, 4,000 tokens; AVX2, 2026.4)."""
 BLOCK_TOKENS = 32
 """Tokens of a block of the cache, on the CPU (2026.4)."""
 KEPT = {"float32": 4, "bfloat16": 2, "int8-dynamic": 4}
@@ -181,6 +185,7 @@ def open_pipeline(
     scheduler = openvino_genai.SchedulerConfig()
     scheduler.num_kv_blocks = blocks
     scheduler.enable_prefix_caching = has_prefix_cache
+    scheduler.max_num_batched_tokens = STEP_TOKENS
     try:
         with tempfile.TemporaryDirectory(prefix="laconic-") as name:
             folder = Path(name)
