@@ -12,6 +12,7 @@ import yaml
 from pydantic import ValidationError
 from test_fleet import RATES, let_go
 from test_parallel import by_two_ranks
+from test_tensor_parallel import KEPT, begin, learn, make_rows
 
 from laconic.commands.mesh_table import print_meshes
 from laconic.errors import RecipeError
@@ -35,7 +36,9 @@ from train.planner.simulate import trace_memory
 from train.planner.stage_footprint import StageCase, combine_footprints
 from train.planner.stage_simulation import make_job
 from train.planner.stage_walk import compute_bubble, order_actions
+from train.run_snapshot import resume, save_snapshot
 from train.settings import Training, TrainingRecipe
+from train.snapshots.snapshot import Snapshots
 from train.step_assembly import distribute_step, make_step_parts
 
 CPU = torch.device("cpu")
@@ -268,6 +271,10 @@ def choose_each(rank, folder):
     with open_ranks(CPU, recipe.mesh) as ranks:
         settled, ranks = settle_mesh(recipe, subject, 16, ranks, Steps(quiet=True), 2**30)
         figures = {"mesh": settled.mesh.model_dump(), "sizes": str(ranks.sizes), "first": ranks.is_first}
+        state, losses = begin("llama", settled.mesh, (), ranks), []
+        learn(state, ranks, losses, [], KEPT)
+        with Snapshots(folder / "snapshots") as snapshots:
+            save_snapshot(snapshots, state, losses, wait=True)
         tight = recipe.model_copy(update={"memory": 1024})
         try:
             settle_mesh(tight, subject, 16, ranks, Steps(quiet=True), 2**30)
@@ -276,7 +283,7 @@ def choose_each(rank, folder):
     (folder / f"auto-{rank}.json").write_text(json.dumps(figures))
 
 
-def test_ranks_take_the_mesh_that_the_first_has_chosen_and_one_process_none(tmp_path, monkeypatch):
+def test_ranks_take_the_mesh_that_the_first_has_chosen_and_one_process_goes_on_without_one(tmp_path, monkeypatch):
     save_config(tmp_path, "llama", 2)
     assert by_two_ranks(choose_each, tmp_path, monkeypatch) == [0, 0]
     first, second = (json.loads((tmp_path / f"auto-{rank}.json").read_text()) for rank in range(2))
@@ -289,5 +296,12 @@ def test_ranks_take_the_mesh_that_the_first_has_chosen_and_one_process_none(tmp_
     assert TrainingRecipe.model_validate(yaml.safe_load(recipe.to_yaml())) == recipe
     settled, ranks = settle_mesh(recipe, open_meta_model(tmp_path / "llama"), 16, Ranks(), Steps(quiet=True), 2**30)
     assert (settled.mesh, ranks) == (Mesh(), Ranks())
+    (going_on, losses), (alone, expected) = ((begin("llama", settled.mesh, (), ranks), []) for _ in range(2))
+    with Snapshots(tmp_path / "snapshots") as snapshots:
+        losses = resume(going_on, snapshots, make_rows(0))
+    assert len(losses) == KEPT
+    for state, figures in ((going_on, losses), (alone, expected)):
+        learn(state, ranks, figures, [])
+    assert losses == pytest.approx(expected, abs=1e-5)
     with pytest.raises(ValidationError, match="auto chooses shard, which stands beside it"):
         Mesh(auto=True, shard=2)
