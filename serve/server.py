@@ -3,7 +3,6 @@
 import asyncio
 import math
 import os
-import shlex
 import signal
 import socket
 import sys
@@ -14,31 +13,27 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import uvicorn
 
-from laconic.artifacts.download import is_address
 from serve import front
 from serve.asgi.connection import Connection, Phase, enforce_deadlines
 from serve.asgi.listener import BACKLOG, bind, close_admin, format_address, listen, open_admin
-from serve.asgi.wire import to_json
 from serve.fronts import Fronts
-from serve.generation.text_writer import TextWriter
 from serve.grpc.grpc_server import GrpcServer
 from serve.http.app import App, create_app
 from serve.model_repository.artifact_sources import locate_artifacts
-from serve.model_repository.model import Model
 from serve.observation.logs import open_log
 from serve.security.origin import is_loopback
 from serve.security.tls import Certificate, load_certificate
 from serve.settings.server_settings import Settings
-from serve.settings.settings_file import load_settings, refuse_ray_settings
+from serve.settings.settings_file import LOCAL, load_settings, refuse_settings_of_others
+from serve.welcome import Addresses, format_welcome
 
 TICKS = 5
 """Tenths of a second between two looks at the deadlines of connections."""
-LONGEST_EXAMPLE = 400
-"""Characters. A longer request, as an image in numbers, is not shown as an example."""
+A = TypeVar("A", bound=App)
 
 
 class Server(uvicorn.Server):
@@ -181,8 +176,22 @@ def serve(
     settings: a file. options: those of Settings, which win over the environment and the file. Raises UsageError for
     settings that are none and for a port that cannot be bound, and what finding and opening the artifacts raises.
     """
-    limits = load_settings(options, os.environ, settings)
-    refuse_ray_settings(limits)
+    limits = open_settings(options, settings, host, LOCAL)
+    paths = locate_artifacts(artifacts, limits)
+    if limits.fronts == 1:
+        run(paths, limits, host=host, port=port, announce=announce or write_line)
+        return
+    with bind(host, port, shared=True) as reserved:  # the fronts listen on it, this process does not
+        Fronts(paths, limits, host, reserved.getsockname()[1]).run(announce or write_line)
+
+
+def open_settings(options: Mapping[str, Any], file: Path | None, host: str, place: str) -> Settings:
+    """Load the settings of a server that this process is to be, and handle signals until it is one.
+
+    options, file: as of `load_settings`. place: as of `refuse_settings_of_others`. Raises UsageError.
+    """
+    limits = load_settings(options, os.environ, file)
+    refuse_settings_of_others(limits, place)
     if is_loopback(host) and not limits.allowed_hosts:
         limits = limits.model_copy(update={"allowed_hosts": (host,)})
     if limits.grpc_port:
@@ -190,12 +199,7 @@ def serve(
     if threading.current_thread() is threading.main_thread():
         # As a container's first process it would otherwise not hear the signal while it loads.
         signal.signal(signal.SIGTERM, leave)
-    paths = locate_artifacts(artifacts, limits)
-    if limits.fronts == 1:
-        run(paths, limits, host=host, port=port, announce=announce or write_line)
-        return
-    with bind(host, port, shared=True) as reserved:  # the fronts listen on it, this process does not
-        Fronts(paths, limits, host, reserved.getsockname()[1]).run(announce or write_line)
+    return limits
 
 
 def run(
@@ -212,6 +216,22 @@ def run(
     artifacts: folders by the names of models. attach: given what handles signals, where they come from the supervisor
     of several processes that share the port.
     """
+    run_app(partial(create_app, artifacts, settings), settings, format_welcome, host, port, announce, attach)
+
+
+def run_app(
+    make_app: Callable[[], A],
+    settings: Settings,
+    describe: Callable[[A, Addresses], str],
+    host: str,
+    port: int,
+    announce: Callable[[str], None],
+    attach: Callable[[Callable[[int], None]], None] | None = None,
+) -> None:
+    """Serve an application in this process until a signal stops it.
+
+    make_app: opens what it serves. describe: formats the line for a ready server. announce, attach: as of `run`.
+    """
     certificate = load_certificate(settings)
     with ExitStack() as stack:
         if settings.log_format == "json" or settings.access_log:
@@ -221,14 +241,15 @@ def run(
         if settings.admin is not None:
             admin = open_admin(settings.admin)
             stack.callback(close_admin, admin, settings.admin)
-        app = create_app(artifacts, settings)
+        app = make_app()
         if settings.api_key_file is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGHUP, lambda *_: app.access.reload())
         listen(listener, host, port)
         host, port = listener.getsockname()[:2]
 
         def on_ready() -> None:
-            announce(format_welcome(app, host, port, server.grpc, admin))
+            grpc = server.grpc.port if server.grpc else None
+            announce(describe(app, Addresses(host, port, grpc, format_address(admin) if admin is not None else "")))
 
         server = Server(app, settings, on_ready, certificate=certificate, admin=admin)
         if attach is not None:
@@ -239,52 +260,6 @@ def run(
 def leave(sig: int, frame: FrameType | None) -> None:
     """Exit on a signal before the server runs, or after it."""
     raise SystemExit(0)
-
-
-def format_welcome(
-    app: App, host: str, port: int, grpc: GrpcServer | None = None, admin: socket.socket | None = None
-) -> str:
-    """Format the line for a ready server: its address, the models, and a request that can be pasted into a shell."""
-    if host in ("0.0.0.0", "::"):  # noqa: S104 - compared with, not bound to
-        host = "127.0.0.1"
-    scheme = "https" if app.settings.tls_cert else "http"
-    url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-    models = list(app.repository)
-    names = ", ".join(model.name for model in models)
-    notes = "".join(f"  {model.name} runs in {model.note}\n" for model in models if model.note)
-    also = f", gRPC at {host}:{grpc.port}" if grpc else ""
-    if admin is not None:
-        notes += f"  Metrics and other routes of operators at {format_address(admin)}\n"
-    if not models:
-        place = str(app.settings.models)
-        hint = "put an artifact there" if is_address(place) else f"laconic compress MODEL -o {place}/NAME.laconic"
-        return f"Serving no model yet at {url}{also}\n{notes}  Try: {hint}"
-    example = format_example(models[0], url, key=app.access.keys is not None)
-    return f"Serving {names} at {url}{also}\n{notes}  Try: {example}"
-
-
-def format_example(model: Model, url: str, *, key: bool) -> str:
-    """Format a request to the predict endpoint, or to a model that writes, as a shell command. key: whether requests
-    need one."""
-    header = ' -H "X-API-Key: $KEY"' if key else ""
-    if model.text_writer is not None:
-        return f"curl -N {url}/v1/{format_text_request(model, model.text_writer)}{header}"
-    address = f"{url}/v1/models/{model.name}/predict{header}"
-    if model.task.upload is not None:
-        return f"curl {address} -F {model.task.field}=@{model.task.upload.example}"
-    body = to_json(model.task.example_request()).decode()
-    if len(body) > LONGEST_EXAMPLE:
-        return f"curl {url}/v2/models/{model.name}"
-    return f"curl {address} -d {shlex.quote(body)}"
-
-
-def format_text_request(model: Model, writer: TextWriter) -> str:
-    """Format the route and the body of a request for text as a part of a shell command."""
-    request: dict[str, Any] = {"model": model.name, "stream": True}
-    if writer.chat is None:
-        return f"completions -d {shlex.quote(to_json(request | {'prompt': 'Once upon a time'}).decode())}"
-    messages = [{"role": "user", "content": "Hello there."}]
-    return f"chat/completions -d {shlex.quote(to_json(request | {'messages': messages}).decode())}"
 
 
 def write_line(text: str) -> None:

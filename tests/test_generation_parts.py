@@ -18,8 +18,8 @@ from serve.generation.detokenizer import Detokenizer, StopMatcher
 from serve.generation.written_choice import TextPiece, WrittenChoice
 from serve.openai.chat_request import ChatRequest
 from serve.openai.completion_request import CompletionRequest
-from serve.openai.openai_shape import InvalidParameter
 from serve.openai.text_answer import describe_token
+from serve.requests.public_errors import InvalidParameter
 
 BYTES = make_tokenizer()
 WORDS = Tokenizer(models.WordLevel({"▁the": 0, "▁cat": 1, "s": 2, "?": 3}, unk_token="?"))

@@ -14,7 +14,7 @@ from laconic.hashing import seal, unseal
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
 from laconic.units import format_fidelity
-from serve.server import format_welcome
+from serve.welcome import Addresses, format_welcome
 from serve.workers.engine_sessions import describe_race
 
 ENGINES = {"openvino", "onnxruntime"}
@@ -162,7 +162,7 @@ def test_the_server_says_which_engine_it_took(raced):
         other = next(each for each in portable.manifest.placements if each.runtime == second)
         assert server.app.repository.get(portable.name).verdict == other.verdict
         assert format_fidelity(other.verdict.drift[0].figures["fidelity"]) in client.get("/page/models").text
-        welcome = format_welcome(server.app, "127.0.0.1", server.port)
+        welcome = format_welcome(server.app, Addresses("127.0.0.1", server.port))
     assert f"{portable.name} runs in {second}, {compute}: 2.00 x the speed of" in welcome
 
 

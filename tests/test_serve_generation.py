@@ -24,7 +24,7 @@ from test_serve_openapi import try_requests
 
 from serve.generation.generation_worker import GenerationWorker
 from serve.observation.tracing import Tracing
-from serve.server import format_example
+from serve.welcome import format_example
 
 pytest.importorskip("openvino_genai")
 

@@ -1,6 +1,7 @@
 """Replicas on a Ray cluster: what is refused before one is started, and one with everything that it promises."""
 
 import asyncio
+import json
 import runpy
 from importlib.util import find_spec
 from pathlib import Path
@@ -68,6 +69,25 @@ def test_the_manifest_of_a_ray_service_names_our_builder_and_our_settings() -> N
     arguments = ReplicaArguments.model_validate(application["args"])
     check_settings(arguments)
     assert arguments.artifact == "minilm=/models/minilm.laconic"
+
+
+@pytest.mark.skipif(find_spec("grpc_reflection") is None, reason="ray[serve] is not installed")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own classes
+def test_the_configuration_of_ray_serve_llm_is_one_that_ray_and_vllm_read() -> None:
+    from ray.llm._internal.serve.core.configs.llm_config import LLMConfig  # the public name needs vLLM
+    from ray.serve.schema import ServeDeploySchema
+
+    content = yaml.safe_load((HOME / "deploy/ray/llm.yaml").read_text())
+    (application,) = ServeDeploySchema.model_validate(content).applications
+    assert application.import_path == "ray.serve.llm:build_openai_app"
+    (model,) = application.args["llm_configs"]
+    config = LLMConfig.model_validate(model)
+    assert config.model_id == "chat"
+    known = json.loads((HOME / "tests/vllm_flags.json").read_text())
+    names = {name.replace("-", "_") for name in (*known["values"], *known["switches"])}
+    assert set(config.engine_kwargs) <= names
+    with pytest.raises(ValueError, match="accelerator_typ"):
+        LLMConfig.model_validate(model | {"accelerator_typ": "L4"})
 
 
 @pytest.mark.skipif(find_spec("grpc_reflection") is None, reason="ray[serve] is not installed")

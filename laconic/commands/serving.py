@@ -13,10 +13,10 @@ from laconic.errors import UsageError, did_you_mean
 from laconic.units import format_binary_bytes, parse_bytes
 from serve.settings.server_settings import Settings
 
-REPEATED = {"require": "--require", "shares": "--share", "sha256": "--sha256"}
+REPEATED = {"require": "--require", "shares": "--share", "sha256": "--sha256", "vllm_options": "--vllm-option"}
 """Options that may be given several times, by the setting that their values make up."""
-PLACES = ("local", "ray")
-"""Where `--on` puts a server: into this process, or onto a Ray cluster."""
+PLACES = ("local", "ray", "vllm")
+"""Where `--on` puts a server: into this process, onto a Ray cluster, or before a vLLM that it starts."""
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -102,7 +102,7 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 chooses a free one.")] = 8000,
     settings: Annotated[Path | None, typer.Option(help="YAML file with limits and other settings.")] = None,
     on: Annotated[
-        str, typer.Option(help="Where the server runs: local, or ray for replicas on a Ray cluster.")
+        str, typer.Option(help="Where models run: local, ray for replicas on a Ray cluster, or vllm.")
     ] = "local",
     **options: Any,
 ) -> None:
@@ -115,6 +115,8 @@ def serve(
         raise UsageError(f"there is nowhere called {on!r} to serve on. {did_you_mean(on, PLACES)}")
     if on == "ray":
         from serve.replicas.ray_server import serve_on_ray as serve
+    elif on == "vllm":
+        from serve.vllm.vllm_server import serve_on_vllm as serve
     else:
         from serve.server import serve
 

@@ -4,11 +4,14 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from fastapi import FastAPI
+
 from laconic.errors import UsageError
 from serve.asgi.error_boundary import ErrorBoundary
 from serve.asgi.wire import Headers, Receive, Scope, Send
 from serve.http.control import create_control
 from serve.http.embed import Embed
+from serve.http.endpoint import Endpoint
 from serve.http.extension_routes import add_extensions
 from serve.http.generate import ChatCompletions, Completions
 from serve.http.generate_extension import Generate, GenerateStream
@@ -55,12 +58,21 @@ class App:
         self.guard = Guard(access)
         self.observer = observer
         self.metrics = metrics(repository, access)
-        self.control = create_control(repository, self.metrics, self.close)
-        add_extensions(self.control, repository, folders, settings)
         self.settings = settings
         self.budget = MemoryBudget(settings.max_in_flight)
         self.stopping: asyncio.Task[None] | None = None
-        self._endpoints = [kind(repository, settings, self.budget) for kind in ENDPOINTS]
+        self.control = self.create_control()
+        self._endpoints = self.create_endpoints()
+
+    def create_control(self) -> FastAPI:
+        """Create what answers requests that no endpoint takes."""
+        control = create_control(self.repository, self.metrics, self.close)
+        add_extensions(control, self.repository, self.folders, self.settings)
+        return control
+
+    def create_endpoints(self) -> Sequence[Endpoint]:
+        """Create what bypasses FastAPI."""
+        return [kind(self.repository, self.settings, self.budget) for kind in ENDPOINTS]
 
     async def close(self) -> None:
         """Close the models, after what else answers requests with them."""

@@ -27,7 +27,19 @@ from serve.protocol import metadata
 
 
 def create_control(repository: Repository, metrics: Metrics, close: Callable[[], Awaitable[None]]) -> FastAPI:
-    """Create the FastAPI application. close: called when it shuts down."""
+    """Create the FastAPI application of a repository. close: called when it shuts down."""
+    app = create_control_app(close)
+    app.openapi = lambda: openapi.describe(app, repository)  # type: ignore[method-assign]
+    add_page(app, repository)
+    add_liveness(app, lambda: metadata.check_server(repository), metrics)
+    add_server(app, repository)
+    add_models(app, repository)
+    add_openai_models(app, repository)
+    return app
+
+
+def create_control_app(close: Callable[[], Awaitable[None]]) -> FastAPI:
+    """Create a FastAPI application that has nothing but our errors. close: called when it shuts down."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -43,12 +55,7 @@ def create_control(repository: Repository, metrics: Metrics, close: Callable[[],
         docs_url=None,
         redoc_url=None,
     )
-    app.openapi = lambda: openapi.describe(app, repository)  # type: ignore[method-assign]
     add_errors(app)
-    add_page(app, repository)
-    add_server(app, repository, metrics)
-    add_models(app, repository)
-    add_openai_models(app, repository)
     return app
 
 
@@ -92,8 +99,8 @@ def respond(answer: Answer, headers: Any = None) -> Response:
     return response
 
 
-def add_server(app: FastAPI, repository: Repository, metrics: Metrics) -> None:
-    """Add the routes of the server as a whole."""
+def add_liveness(app: FastAPI, check: Callable[[], None], metrics: Metrics) -> None:
+    """Add the routes that say what the server is, and how it fares. check: raises NotReady."""
 
     @app.get("/v2", tags=["server"])
     async def server_metadata() -> dict[str, Any]:
@@ -109,13 +116,17 @@ def add_server(app: FastAPI, repository: Repository, metrics: Metrics) -> None:
     async def ready() -> Response:
         """Answer whether requests are welcome; 503 once the server is told to stop, while it serves no model or lacks a
         required one, and while a model has no engine."""
-        metadata.check_server(repository)
+        check()
         return Response()
 
     @app.get("/metrics", tags=["server"], response_class=Response)
     async def prometheus_metrics() -> Response:
         """Return counters for Prometheus, under Triton's names."""
         return Response(await metrics.gather(), media_type=CONTENT_TYPE)
+
+
+def add_server(app: FastAPI, repository: Repository) -> None:
+    """Add the routes of all models together."""
 
     @app.post("/v2/repository/index", tags=["server"])
     async def repository_index() -> list[dict[str, str]]:

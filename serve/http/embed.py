@@ -12,8 +12,8 @@ from laconic.errors import InputError
 from serve.asgi.wire import Answer, to_json
 from serve.http.openai_endpoint import SampleEndpoint
 from serve.model_repository.model import Model, Prediction
-from serve.openai.openai_shape import InvalidParameter
 from serve.requests.offload import offload
+from serve.requests.public_errors import InvalidParameter
 
 PARAMETERS = ("input", "model", "encoding_format", "dimensions", "user")
 PRINTED = 64

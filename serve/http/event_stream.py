@@ -24,8 +24,8 @@ STOPPING = "the server stopped before this answer was whole. Try another replica
 class EventStream(Answer):
     """An answer whose events are sent as they come. What goes wrong after the first becomes an event itself.
 
-    events: one JSON value each. end: called once, with what ended the stream early, if anything did. done: what is sent
-    behind the last event. describe_error: makes an error an event.
+    events: one JSON value each, or bytes, which are sent as they are. end: called once, with what ended the stream
+    early, if anything did. done: what is sent behind the last event. describe_error: makes an error an event.
     """
 
     scope: Scope
@@ -44,7 +44,7 @@ class EventStream(Answer):
                 headers = [(b"content-type", self.content_type), *UNBUFFERED, *self.headers]
                 await send({"type": "http.response.start", "status": self.status, "headers": headers})
                 async for event in events:
-                    await send_piece(send, b"data: " + to_json(event) + b"\n\n")
+                    await send_piece(send, event if isinstance(event, bytes) else format_event(event))
                 if self.done:
                     await send_piece(send, self.done)
         except ClientGone as error:
@@ -54,7 +54,7 @@ class EventStream(Answer):
             raise
         except BaseException as error:  # noqa: BLE001 - an exception that gets out costs the client its connection
             failure = NotReady(STOPPING) if isinstance(error, asyncio.CancelledError) else error
-            await send_piece(send, b"data: " + to_json(self.describe_error(to_public_error(failure))) + b"\n\n")
+            await send_piece(send, format_event(self.describe_error(to_public_error(failure))))
         finally:
             probing.cancel()
             self.end(failure)
@@ -68,6 +68,11 @@ class EventStream(Answer):
             await asyncio.sleep(PROBE)
             if connection.half_closed and not connection.transport.is_closing():
                 await send_piece(send, COMMENT)
+
+
+def format_event(value: Any) -> bytes:
+    """Format a server-sent event."""
+    return b"data: " + to_json(value) + b"\n\n"
 
 
 async def send_piece(send: Send, piece: bytes) -> None:

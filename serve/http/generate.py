@@ -17,10 +17,11 @@ from serve.model_repository.model import Model
 from serve.observation.tracing import MAX_PARTS, TRACE, trace_step
 from serve.openai.chat_request import ChatRequest
 from serve.openai.completion_request import CompletionRequest
-from serve.openai.openai_shape import InvalidParameter, describe_openai_error, to_openai_answer
+from serve.openai.openai_shape import describe_openai_error, to_openai_answer
 from serve.openai.text_answer import AnswerFormat, ChatFormat, CompletionFormat, format_usage
 from serve.openai.text_request import TextRequest
 from serve.requests.offload import offload
+from serve.requests.public_errors import InvalidParameter
 from serve.security.keys import count_rows, name_caller
 
 

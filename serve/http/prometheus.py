@@ -111,12 +111,7 @@ class Metrics:
         for name, counter in COUNTERS.items():
             yield from format_head(name, "counter", counter.help)
             yield from (f"{name}{{{labels}}} {counter.read(statistics)}" for labels, statistics in models)
-        name = "nv_inference_request_failure"
-        yield from format_head(name, "counter", "Requests answered with an error")
-        for labels, statistics in models:
-            yield from (
-                f'{name}{{{labels},reason="{reason}"}} {count}' for reason, count in statistics.failures.items()
-            )
+        yield from format_failures(models)
         name = "nv_inference_pending_request_count"
         yield from format_head(name, "gauge", "Parts of requests that wait for an executor")
         yield from (
@@ -184,6 +179,14 @@ def format_labels(model: Model) -> str:
 def format_head(name: str, kind: str, help_text: str) -> tuple[str, str]:
     """Format the lines in front of a metric's samples."""
     return f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"
+
+
+def format_failures(models: Sequence[tuple[str, Statistics]]) -> Iterator[str]:
+    """Format the samples of requests that failed. models: the counters of each, behind its labels."""
+    name = "nv_inference_request_failure"
+    yield from format_head(name, "counter", "Requests answered with an error")
+    for labels, statistics in models:
+        yield from (f'{name}{{{labels},reason="{reason}"}} {count}' for reason, count in statistics.failures.items())
 
 
 def format_histogram(name: str, labels: str, buckets: Buckets, unit: float) -> Iterator[str]:

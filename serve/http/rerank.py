@@ -6,8 +6,8 @@ from typing import Any
 from serve.asgi.wire import Answer, to_json
 from serve.http.openai_endpoint import SampleEndpoint
 from serve.model_repository.model import Model, Prediction
-from serve.openai.openai_shape import InvalidParameter
 from serve.openai.rerank_request import RerankRequest
+from serve.requests.public_errors import InvalidParameter
 
 
 class Rerank(SampleEndpoint[RerankRequest]):

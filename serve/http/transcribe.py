@@ -13,7 +13,7 @@ from serve.http.endpoint import BodyEndpoint, ModelCall
 from serve.http.event_stream import EVENTS, EventStream
 from serve.http.task_endpoint import read_fields
 from serve.model_repository.model import Model
-from serve.openai.openai_shape import InvalidParameter, describe_openai_error, to_openai_answer
+from serve.openai.openai_shape import describe_openai_error, to_openai_answer
 from serve.openai.transcription_request import (
     DividedPart,
     Segment,
@@ -24,6 +24,7 @@ from serve.openai.transcription_request import (
 )
 from serve.requests.memory_budget import Reservation
 from serve.requests.offload import offload
+from serve.requests.public_errors import InvalidParameter
 from serve.security.keys import count_rows, name_caller
 
 TEXT = b"text/plain; charset=utf-8"

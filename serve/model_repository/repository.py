@@ -2,9 +2,12 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from laconic.errors import UnknownModel, did_you_mean
-from serve.model_repository.model import Model
+
+if TYPE_CHECKING:
+    from serve.model_repository.model import Model
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,7 @@ class Repository:
     published and withdrawn by other threads than the event loop's, which sees the one mapping or the other.
     """
 
-    def __init__(self, models: Iterable[Model] = (), required: Sequence[str] = ()) -> None:
+    def __init__(self, models: Iterable["Model"] = (), required: Sequence[str] = ()) -> None:
         self.required = required
         self._models: dict[str, dict[str, Model]] = {}
         self._latest: dict[str, Model] = {}
@@ -31,10 +34,10 @@ class Repository:
         for model in models:
             self.publish(model)
 
-    def __iter__(self) -> Iterator[Model]:
+    def __iter__(self) -> "Iterator[Model]":
         return (model for versions in self._models.values() for model in versions.values())
 
-    def get(self, name: str, version: str | None = None) -> Model:
+    def get(self, name: str, version: str | None = None) -> "Model":
         """Return the model of that name, by default its newest version. Raises UnknownModel."""
         if not version:
             model = self._latest.get(name)
@@ -48,7 +51,7 @@ class Repository:
         """Return the versions of a model, the newest last."""
         return list(self._models.get(name, ()))
 
-    def publish(self, model: Model) -> Model | None:
+    def publish(self, model: "Model") -> "Model | None":
         """Serve a model from now on. Returns the one of the same name and version that it replaces."""
         versions = dict(self._models.get(model.name, {}))
         replaced = versions.get(model.version)
@@ -56,7 +59,7 @@ class Repository:
         self._put(model.name, versions)
         return replaced
 
-    def withdraw(self, name: str, version: str) -> Model | None:
+    def withdraw(self, name: str, version: str) -> "Model | None":
         """Serve a version no longer. Returns it."""
         versions = dict(self._models.get(name, {}))
         model = versions.pop(version, None)
@@ -69,7 +72,7 @@ class Repository:
         for model in self:
             model.close()
 
-    def _put(self, name: str, versions: dict[str, Model]) -> None:
+    def _put(self, name: str, versions: "dict[str, Model]") -> None:
         """Put new mappings in place of the old ones, so that no reader meets one that changes."""
         ordered = dict(sorted(versions.items(), key=lambda item: int(item[0])))
         models = {**self._models, name: ordered}
@@ -79,7 +82,7 @@ class Repository:
             latest.pop(name, None)
         self._models, self._latest = models, latest
 
-    def _find_digest(self, name: str, version: str) -> Model | None:
+    def _find_digest(self, name: str, version: str) -> "Model | None":
         return next((each for each in self._models.get(name, {}).values() if each.digest == version), None)
 
     def _explain(self, name: str, version: str | None) -> UnknownModel:

@@ -14,11 +14,12 @@ from laconic import __version__
 from laconic.errors import MissingPackage
 from serve.asgi.wire import Headers
 from serve.batching.buckets import Buckets
-from serve.batching.fair_queue import Item
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import Span
+
+    from serve.batching.fair_queue import Item
 
 NAME = re.compile(r"(?<=/models/)[^/]+|(?<=/versions/)[^/]+")
 MAX_PARTS = 32
@@ -102,7 +103,7 @@ class Trace:
         span.end(end + self._epoch)
         return span
 
-    def add_parts(self, items: Iterable[Item]) -> None:
+    def add_parts(self, items: "Iterable[Item]") -> None:
         """Add the way of parts of the request through the queue and the engine."""
         for item in items:
             ran = item.batch
@@ -143,7 +144,7 @@ def end_trace() -> Iterator[None]:
             trace.end()
 
 
-def trace_parts(items: Iterable[Item]) -> None:
+def trace_parts(items: "Iterable[Item]") -> None:
     """Note the way of parts of the current request, if it is traced."""
     trace = TRACE.get()
     if trace is not None:

@@ -4,9 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from serve.openai.openai_shape import InvalidParameter
 from serve.openai.request_body import RequestPart
 from serve.openai.tool_reader import parse_object
+from serve.requests.public_errors import InvalidParameter
 
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 

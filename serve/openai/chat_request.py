@@ -11,12 +11,12 @@ from laconic.runtimes.grammar import check_grammar, grammar_of_schema
 from serve.generation.text_writer import TextWriter, WrittenAnswer
 from serve.generation.written_choice import TextPiece
 from serve.openai.chat_message import FunctionName, Message
-from serve.openai.openai_shape import InvalidParameter
 from serve.openai.request_body import RequestPart
 from serve.openai.text_request import TextRequest
 from serve.openai.tool_format import ToolFormat, find_special_tokens
 from serve.openai.tool_grammar import complete_schema, make_call_grammar
 from serve.openai.tool_reader import ToolReader, find_tool_format
+from serve.requests.public_errors import InvalidParameter
 
 ANY_OBJECT = {"type": "object"}
 

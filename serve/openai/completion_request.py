@@ -7,8 +7,8 @@ from pydantic import Field
 
 from serve.generation.text_writer import TextWriter, WrittenAnswer
 from serve.generation.written_choice import TextPiece
-from serve.openai.openai_shape import InvalidParameter
 from serve.openai.text_request import TextRequest, refuse
+from serve.requests.public_errors import InvalidParameter
 
 
 class CompletionRequest(TextRequest):

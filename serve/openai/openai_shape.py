@@ -2,22 +2,14 @@
 
 from typing import Any
 
-from laconic.errors import InputError, LaconicError
+from laconic.errors import LaconicError
 from serve.asgi.wire import Answer, retry_headers, to_json
-from serve.requests.public_errors import ContextOverflow, to_public_error
+from serve.requests.public_errors import ContextOverflow, InvalidParameter, to_public_error
 
 KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 """The type of an error, by its status."""
 CODES = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}
 OVERFLOW = "context_length_exceeded"
-
-
-class InvalidParameter(InputError):
-    """A parameter of a request does not fit. parameter: its name."""
-
-    def __init__(self, parameter: str, message: str) -> None:
-        super().__init__(message)
-        self.parameter = parameter
 
 
 def to_openai_answer(error: BaseException) -> Answer:

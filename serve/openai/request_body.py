@@ -5,7 +5,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from laconic.errors import InputError
-from serve.openai.openai_shape import InvalidParameter
+from serve.requests.public_errors import InvalidParameter
 
 UNKNOWN, MISSING = "extra_forbidden", "missing"
 """Pydantic's kinds of errors."""

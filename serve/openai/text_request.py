@@ -3,16 +3,18 @@
 import secrets
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
 from laconic.errors import InputError, SourceError
 from laconic.runtimes.generator import Sampling
-from serve.generation.text_writer import TextWriter, WrittenAnswer
 from serve.generation.written_choice import TextPiece
-from serve.openai.openai_shape import InvalidParameter
 from serve.openai.request_body import RequestBody, RequestPart
+from serve.requests.public_errors import InvalidParameter
+
+if TYPE_CHECKING:
+    from serve.generation.text_writer import TextWriter, WrittenAnswer
 
 SEEDS = 1 << 32
 """The number of seeds that draw differently."""
@@ -99,7 +101,7 @@ class TextRequest(RequestBody):
         """The number of prompts."""
         return 1
 
-    def prepare(self, writer: TextWriter) -> Sequence[tuple[tuple[int, ...], Sampling]]:
+    def prepare(self, writer: "TextWriter") -> Sequence[tuple[tuple[int, ...], Sampling]]:
         """Return the prompts, each with how the answer to it is written. Raises InvalidParameter, ContextOverflow where
         one does not fit in the model's context."""
         try:
@@ -112,22 +114,22 @@ class TextRequest(RequestBody):
         return [(prompt, self._make_sampling(writer, prompt, grammar)) for prompt in prompts]
 
     @abstractmethod
-    def encode_prompts(self, writer: TextWriter) -> Sequence[tuple[int, ...]]:
+    def encode_prompts(self, writer: "TextWriter") -> Sequence[tuple[int, ...]]:
         """Encode the prompts. Raises InputError."""
 
-    def make_grammar(self, writer: TextWriter) -> str:
+    def make_grammar(self, writer: "TextWriter") -> str:
         """Return the grammar of the answer; empty where any text will do. Raises InvalidParameter."""
         return ""
 
-    def find_shown(self, writer: TextWriter) -> Mapping[int, str]:
+    def find_shown(self, writer: "TextWriter") -> Mapping[int, str]:
         """Return the special tokens that are read as text."""
         return {}
 
-    def read_pieces(self, answer: WrittenAnswer, writer: TextWriter) -> AsyncGenerator[TextPiece, None]:
+    def read_pieces(self, answer: "WrittenAnswer", writer: "TextWriter") -> AsyncGenerator[TextPiece, None]:
         """Return what is shown of an answer, as it comes."""
         return answer.pieces()
 
-    def _make_sampling(self, writer: TextWriter, prompt: Sequence[int], grammar: str) -> Sampling:
+    def _make_sampling(self, writer: "TextWriter", prompt: Sequence[int], grammar: str) -> Sampling:
         return Sampling(
             max_new_tokens=writer.limit(prompt, self.most_tokens),
             temperature=1.0 if self.temperature is None else self.temperature,

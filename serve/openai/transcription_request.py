@@ -6,8 +6,8 @@ from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 from pydantic import Field
 
-from serve.openai.openai_shape import InvalidParameter
 from serve.openai.request_body import RequestBody
+from serve.requests.public_errors import InvalidParameter
 
 Format = Literal["json", "text", "srt", "verbose_json", "vtt"]
 

@@ -6,10 +6,12 @@ what they say; a change is refused.
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from laconic.errors import InputError, UnknownModel, UsageError
-from serve.model_repository.watched_folder import WatchedFolder
+
+if TYPE_CHECKING:
+    from serve.model_repository.watched_folder import WatchedFolder
 from serve.settings.server_settings import Settings
 
 TRACE_SETTINGS: dict[str, Any] = {
@@ -61,9 +63,9 @@ def refuse_region(name: str) -> None:
 
 
 async def control_model(
-    folders: Sequence[WatchedFolder],
+    folders: "Sequence[WatchedFolder]",
     settings: Settings,
-    act: Callable[[WatchedFolder, str], None],
+    act: "Callable[[WatchedFolder, str], None]",
     name: str,
     content: Any,
 ) -> None:
@@ -82,7 +84,7 @@ async def control_model(
     await asyncio.to_thread(lambda: act(choose_folder(folders, name), name))
 
 
-def choose_folder(folders: Sequence[WatchedFolder], name: str) -> WatchedFolder:
+def choose_folder(folders: "Sequence[WatchedFolder]", name: str) -> "WatchedFolder":
     """Choose the folder that a model, or an adapter, is served from; or else that which holds one; or the first."""
     serving = [folder for folder in folders if folder.serves(name)]
     if serving or len(folders) == 1:

@@ -17,8 +17,8 @@ from serve.protocol.metadata import check_server
 from serve.replicas.ray_applications import RayApplications
 from serve.replicas.replica_metrics import GatheredMetrics, find_replica_name
 from serve.security.origin import is_loopback
-from serve.settings.server_settings import Settings
-from serve.settings.settings_file import load_settings
+from serve.settings.server_settings import RAY, Settings
+from serve.settings.settings_file import PLACES, load_settings, refuse_settings_of_others
 
 NOT_HERE = ("fronts", "grpc_port", "admin", "tls_cert", "tls_key", "models", "adapters")
 """Settings of the server's own listeners and of its folder, which replicas do not have."""
@@ -102,6 +102,7 @@ def serve_on_ray(
     RuntimeFailure for a model that cannot be deployed.
     """
     limits = load_settings(options, os.environ, settings)
+    refuse_settings_of_others(limits, PLACES[RAY])
     check_settings(limits)
     if is_loopback(host) and not limits.allowed_hosts:
         limits = limits.model_copy(update={"allowed_hosts": (host,)})

@@ -11,6 +11,14 @@ class ContextOverflow(InputError):
     """A prompt and its answer are longer than the model's context."""
 
 
+class InvalidParameter(InputError):
+    """A parameter of a request does not fit. parameter: its name."""
+
+    def __init__(self, parameter: str, message: str) -> None:
+        super().__init__(message)
+        self.parameter = parameter
+
+
 def to_public_error(error: BaseException) -> LaconicError:
     """Return the error that clients are shown. One that nobody raised on purpose is logged, and its text, which may
     hold anything, is left out."""

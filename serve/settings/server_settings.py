@@ -1,5 +1,6 @@
 """Settings of the server."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,6 +13,8 @@ from laconic.units import Bytes
 
 RAY = "Ray"
 """The panel of what `--on ray` alone needs."""
+VLLM = "vLLM"
+"""The panel of what `--on vllm` alone needs."""
 KIB = 1 << 10
 MIB = 1 << 20
 MAX_PORT = 65_535
@@ -46,6 +49,17 @@ def read_digests(value: Any) -> Any:
     )
 
 
+def read_options(value: Any) -> Any:
+    """Read options of another program as `read_pairs` does; what is no text becomes JSON, as which a program takes
+    it."""
+    pairs = read_pairs(value)
+    if not isinstance(pairs, dict):
+        return pairs
+    return {name: each if isinstance(each, str) else json.dumps(each) for name, each in pairs.items()}
+
+
+Options = Annotated[dict[str, str], BeforeValidator(read_options)]
+"""Values by the names of options."""
 Shares = Annotated[dict[str, Annotated[int, Field(ge=1)]], BeforeValidator(read_pairs)]
 """Cores by the name of a model."""
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -235,6 +249,14 @@ class Settings(Strict):
     scale_down_after: Seconds = setting(120.0, RAY, "seconds of less load after which replicas are removed")
     replica_gpus: float = setting(
         0.0, RAY, "GPUs of each replica, as 0.25; Ray counts them, and bounds no memory", ge=0, allow_inf_nan=False
+    )
+
+    vllm: str = setting("vllm", VLLM, "program `vllm`, or the environment (venv) that has it, with `--on vllm`")
+    vllm_options: Options | None = setting(
+        None,
+        VLLM,
+        "options of `vllm serve`, as `{max-model-len: 4096}`, or `max-model-len=4096,enforce-eager=true`; the option "
+        "is `--vllm-option max-model-len=4096`, and may be repeated",
     )
 
     def parallelism(self, model: str = "") -> tuple[int, int]:

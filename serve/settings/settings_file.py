@@ -9,8 +9,11 @@ from pydantic import ValidationError
 
 from laconic.config import explain, read_mapping
 from laconic.errors import UsageError
-from serve.settings.server_settings import RAY, Settings
+from serve.settings.server_settings import RAY, VLLM, Settings
 
+LOCAL = "local"
+PLACES = {RAY: "ray", VLLM: "vllm"}
+"""Where `--on` puts a server that has the settings of a panel."""
 PREFIX = "LACONIC_SERVE_"
 KUBERNETES = re.compile(r"SERVICE_(HOST|PORT).*|PORT(_\d+_.*)?")
 """What Kubernetes sets besides, in every container, where a service is called laconic-serve."""
@@ -42,9 +45,12 @@ def load_settings(options: Mapping[str, Any], environment: Mapping[str, str], fi
     return Settings.model_validate(merged)
 
 
-def refuse_ray_settings(settings: Settings) -> None:
-    """Raise UsageError for settings of replicas where there are none."""
+def refuse_settings_of_others(settings: Settings, place: str) -> None:
+    """Raise UsageError for settings that belong to servers elsewhere. place: where this one runs, as `--on` has it."""
     for name, field in Settings.model_fields.items():
         extra = field.json_schema_extra
-        if isinstance(extra, dict) and extra["panel"] == RAY and getattr(settings, name) != field.default:
-            raise UsageError(f"{name} is for replicas on a Ray cluster. Give --on ray too")
+        panel = str(extra["panel"]) if isinstance(extra, dict) else ""
+        belongs = PLACES.get(panel, place)
+        if belongs != place and getattr(settings, name) != field.default:
+            what = "replicas on a Ray cluster" if panel == RAY else panel
+            raise UsageError(f"{name} is for {what}. Give --on {belongs} too")
