@@ -183,10 +183,14 @@ def test_sigterm_lets_a_stream_end_and_leaves_no_process(vllm: Vllm) -> None:
     assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
 
 
-def test_a_server_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
-    served = start(tmp_path)
+def test_a_vllm_that_hangs_is_killed_and_a_server_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
+    served = start(tmp_path, "--watchdog", "0.9")
     with served.process, served.client:
         pids = served.find_pids()
+        os.kill(pids[1], signal.SIGSTOP)
+        assert eventually(lambda: "did not answer for 0.9 s and was killed" in served.log.read_text(), 10)
+        assert eventually(lambda: served.find_pids() != pids, 10)
+        pids = (*pids, *served.find_pids())
         served.process.kill()
     assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
 

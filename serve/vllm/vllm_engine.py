@@ -46,17 +46,14 @@ class VllmEngine:
             max_crashes=settings.max_crashes,
         )
 
-    @classmethod
-    def open(cls, name: str, command: Command, environment: Mapping[str, str], settings: Settings) -> "VllmEngine":
+    def start(self) -> None:
         """Start vLLM, and wait until it answers. Raises RuntimeFailure with what its log says where it does not."""
-        engine = cls(name, command, environment, settings)
-        engine._supervisor.start()
+        self._supervisor.start()
         try:
-            engine._supervisor.ready.result()
+            self._supervisor.ready.result()
         except BaseException:
-            engine.close()
+            self.close()
             raise
-        return engine
 
     def check_ready(self) -> None:
         """Raise NotReady while vLLM does not run."""

@@ -8,14 +8,13 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from laconic.errors import RuntimeFailure, describe_error
 from serve.vllm import guardian
-from serve.workers.child_process import TICK, SilenceClock, describe_exit, kill
+from serve.workers.child_process import TICK, describe_exit, kill
 
 HEALTH_SECONDS = 1.0
 """Time between two questions whether vLLM still answers, and how long an answer may take."""
@@ -58,26 +57,28 @@ class VllmProcess:
 
     def wait_until_ready(self) -> bool:
         """Wait until vLLM answers; return False where it ended before."""
-        while self.process.poll() is None:
+        while not self._ends_within(TICK):
             if is_healthy(self._socket):
                 return True
-            time.sleep(TICK)
         return False
 
     def follow(self, silence: float) -> str:
         """Wait until the process has ended, and return how. It is killed where it does not answer for longer than
-        `silence` seconds."""
-        clock = SilenceClock()
-        asked = 0.0
-        while self.process.poll() is None:
-            heard = True
-            if time.monotonic() - asked > HEALTH_SECONDS:
-                heard, asked = is_healthy(self._socket), time.monotonic()
-            if clock.look(time.monotonic(), heard=heard) > silence:
+        `silence` seconds, of which those do not count in which this process was stopped too."""
+        misses = 0
+        while not self._ends_within(HEALTH_SECONDS):
+            misses = 0 if is_healthy(self._socket) else misses + 1
+            if misses * HEALTH_SECONDS > silence:
                 self.kill()
                 return f"did not answer for {silence:g} s and was killed"
-            time.sleep(TICK)
         return self.describe_end()
+
+    def _ends_within(self, seconds: float) -> bool:
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     def describe_end(self) -> str:
         """Describe how the process ended, with the cause where vLLM gave up by itself and its log has one."""

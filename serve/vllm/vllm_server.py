@@ -51,7 +51,10 @@ def serve_on_vllm(
 
     def make_app() -> VllmApp:
         command = partial(make_command, program, folder, name, limits.vllm_options or {})
-        return VllmApp(VllmEngine.open(name, command, make_environment(program, os.environ), limits), limits)
+        engine = VllmEngine(name, command, make_environment(program, os.environ), limits)
+        app = VllmApp(engine, limits)  # what is wrong with the settings is said before vLLM starts
+        engine.start()
+        return app
 
     run_app(make_app, limits, format_ready, host, port, announce or write_line)
 
