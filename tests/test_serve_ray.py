@@ -111,4 +111,4 @@ def test_a_cluster_gives_the_same_bytes_survives_a_kill_names_its_replicas_and_e
         killed = tools["measure_kill"](served, 2.5)
         assert set(killed.final) == {"200"}, killed
         samples = '\nnv_inference_count{replica="'
-        assert eventually(lambda: client.get("/metrics").text.count(samples) == 2, 20)
+        assert eventually(lambda: client.get("/metrics").text.count(samples) == 2, 60)
