@@ -20,7 +20,7 @@ SAVED = {
     "distilbert": partial(models.save_distilbert, layers=1),
     "roberta": partial(models.save_roberta, layers=1),
     "embedder": models.save_embedder,
-    "vit": models.save_vit,
+    "vit": partial(models.save_vit, layers=1),
     "gpt2": partial(models.save_gpt2, layers=1),
     "llama": partial(models.save_llama, layers=1),
     "t5-encoder": models.save_t5_encoder,

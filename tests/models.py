@@ -315,9 +315,14 @@ def save_whisper(folder: Path, *, whole: bool = True, times: int = 3, **generati
 
 
 def save_mixtral(folder: Path) -> Path:
-    """A mixture of four experts, two of them for each token."""
+    """A mixture of four experts, two of them for each token, in one layer."""
     config = transformers.MixtralConfig(
-        **TEXT, num_key_value_heads=2, bos_token_id=2, eos_token_id=3, num_local_experts=4, num_experts_per_tok=2
+        **TEXT | {"num_hidden_layers": 1},
+        num_key_value_heads=2,
+        bos_token_id=2,
+        eos_token_id=3,
+        num_local_experts=4,
+        num_experts_per_tok=2,
     )
     return save_transformer(folder, transformers.MixtralForCausalLM(config))
 
@@ -347,11 +352,11 @@ class Bags(nn.Module):
         return self.top(torch.cat([self.bottom(dense).relu(), self.bag(words)], dim=1))
 
 
-def save_vit(folder: Path) -> Path:
+def save_vit(folder: Path, layers: int = 2) -> Path:
     """ViT on images of 16 x 16."""
     config = transformers.ViTConfig(
         hidden_size=32,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         intermediate_size=64,
         image_size=16,

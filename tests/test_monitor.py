@@ -276,6 +276,7 @@ def test_the_peak_is_measured_once_and_kept(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("seconds", "products"), [(0.01, 21), (0.9, 3), (50.0, 1)])
 def test_a_slow_precision_is_timed_by_fewer_products(monkeypatch, seconds, products):
     clock = itertools.count()
+    monkeypatch.setattr(flops_module, "PATIENCE", 2.0)
     monkeypatch.setattr(flops_module, "processor_time", lambda: next(clock) * seconds)
     assert flops_module.measure_peak(CPU, torch.float32) == pytest.approx(2 * 1024**3 / seconds)
     assert next(clock) == 2 * products

@@ -246,7 +246,7 @@ def test_a_graph_of_another_framework_is_a_source(trained, cache, tmp_path):
 
 
 def test_a_classifier_of_texts_with_labels(cache, tmp_path):
-    source = models.save_bert(tmp_path / "bert")
+    source = models.save_bert(tmp_path / "bert", num_hidden_layers=1)
     rng = np.random.default_rng(0)
     words = models.WORDS
     rows = [

@@ -154,7 +154,7 @@ def test_where_copies_could_not_be_timed_the_host_comes_last(roomy):
 
 def test_a_plan_for_a_gpu_that_is_not_here_keeps_to_it_where_that_fits(folder, roomy, monkeypatch):
     combinations = [row.combination for row in roomy.rows if row.prediction.host][:2]
-    monkeypatch.setattr(memory_plan, "list_combinations", lambda *given: [*combinations, roomy.plain.combination])
+    monkeypatch.setattr(memory_plan, "list_combinations", lambda *given: [roomy.plain.combination, *combinations])
     training = Training.model_validate({"batch_size": BATCH})
     found = plan_memory(subject(folder, "gpt2"), training, length=LENGTH, memory=2**30, device=CPU, apart=True)
     assert any(row.prediction.host for row in found.rows)
