@@ -28,6 +28,7 @@ from laconic.artifacts.ledger import DIVERGENCE, format_divergence, make_ledger
 from laconic.artifacts.record import Record
 from laconic.artifacts.verdict import Comparison
 from laconic.cache import Cache
+from laconic.errors import RecipeError
 from laconic.files import replace_folder
 from laconic.hardware import cores, this_machine
 from laconic.models.checkpoint import BUILDABLE, Checkpoint, check_free
@@ -132,6 +133,11 @@ def describe_checkpoint(lineage: Lineage, checkpoint: Checkpoint, comparison: Co
 
 def apply_stages(lineage: Lineage, stages: Sequence[tuple[str, TorchStage]]) -> None:
     """Apply the named stages in this order, and advance the lineage to each result."""
+    if stages and not lineage.source.task.is_trainable:
+        raise RecipeError(
+            f"{stages[0][0]} changes the module, and models for {lineage.source.task.name} are quantized alone. Leave "
+            f"the stage out"
+        )
     can_be_kept = lineage.source.description["kind"] in BUILDABLE
     if stages and not can_be_kept:
         lineage.job.steps.warn(

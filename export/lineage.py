@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from laconic.arrays import Array, Arrays
 from laconic.artifacts.ledger import DIVERGENCE
 from laconic.artifacts.record import Record
 from laconic.cache import Cache, open_scratch_folder
-from laconic.data.dataset import Dataset
+from laconic.data.dataset import Dataset, Samples
 from laconic.hardware import cores
 from laconic.hashing import environment_digest, hash_of
 from laconic.models.footprint import measure_footprint
@@ -25,6 +26,7 @@ from laconic.recipes.stage import Context, Stage, describe_stage
 from laconic.registry import trust_addresses
 from laconic.runtimes.predict import predict
 from laconic.tasks.answer_comparison import AnswerComparison
+from laconic.tasks.null_answers import NULL
 
 
 class Lineage:
@@ -60,7 +62,12 @@ class Lineage:
 
         def compute() -> Arrays:
             with self.original.open(cores()) as session:
-                return predict(session, self.original.task, dataset, step)
+                task = self.original.task
+                answers = predict(session, task, dataset, step)
+                if (others := task.make_null_samples(dataset.samples.sources)) is None:
+                    return answers
+                nulls = predict(session, task, replace(dataset, samples=Samples(others, task.parse)))
+                return answers | {f"{NULL}{name}": array for name, array in nulls.items()}
 
         return self.job.cache.arrays(f"answers-{key}", compute)
 

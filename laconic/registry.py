@@ -35,6 +35,7 @@ TASKS = {
     "automatic-speech-recognition": "laconic.tasks.speech_recognition:SpeechRecognition",
     "speech-to-text": "laconic.tasks.speech_to_text:SpeechToText",
     "tensors": "laconic.tasks.tensors:Tensors",
+    "image-text-to-text": "laconic.tasks.image_text_to_text:ImageTextToText",
     "text-generation": "laconic.tasks.text_generation:TextGeneration",
 }
 

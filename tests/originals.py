@@ -6,13 +6,15 @@ from artifacts import text_inputs, tiny_tokenizer
 from laconic.tasks.audio_classification import AudioClassification
 from laconic.tasks.audio_preprocess import AudioPreprocess, LogMelPreprocess
 from laconic.tasks.ctc_vocabulary import CtcVocabulary
-from laconic.tasks.decoder_tensors import PROBABILITIES, TOKENS, describe_target
+from laconic.tasks.decoder_tensors import IMAGE_FEATURES, PROBABILITIES, TOKENS
 from laconic.tasks.fill_mask import FillMask
 from laconic.tasks.generation_settings import GenerationSettings
 from laconic.tasks.image_classification import ImageClassification
 from laconic.tasks.image_embedding import ImageEmbedding
 from laconic.tasks.image_preprocess import ImagePreprocess
+from laconic.tasks.image_text_to_text import ImageTextToText, add_pixels
 from laconic.tasks.multi_label_classification import MultiLabelClassification
+from laconic.tasks.null_answers import NULL
 from laconic.tasks.object_detection import ObjectDetection
 from laconic.tasks.question_answering import QuestionAnswering
 from laconic.tasks.semantic_segmentation import SemanticSegmentation
@@ -26,6 +28,7 @@ from laconic.tasks.text_generation import TextGeneration, describe_inputs
 from laconic.tasks.text_ranking import TextRanking
 from laconic.tasks.text_regression import TextRegression
 from laconic.tasks.token_classification import TokenClassification
+from laconic.tasks.written_text import describe_target
 from laconic.tensor import TensorSpec
 
 SAMPLES = 120
@@ -101,6 +104,15 @@ def tokens(rng):
     sure = positions(rng, 12, chosen)
     shares = np.exp(sure) / np.exp(sure).sum(axis=-1, keepdims=True) * (sure != 0).any(axis=-1, keepdims=True)
     return {PROBABILITIES: shares.astype(np.float32), TOKENS: shares.argmax(axis=-1)}
+
+
+def seen_tokens(rng):
+    """As `tokens`, with the features of images that share most of them; and the same for the images of others."""
+    features = 5 + rng.normal(size=(SAMPLES, 4, 8)).astype(np.float32)
+    own, other = tokens(rng), tokens(rng)
+    mixed = {PROBABILITIES: 0.7 * own[PROBABILITIES] + 0.3 * np.roll(other[PROBABILITIES], 1, axis=0)}
+    null = mixed | {TOKENS: other[TOKENS], IMAGE_FEATURES: np.roll(features, 1, axis=0)}
+    return own | {IMAGE_FEATURES: features} | {f"{NULL}{name}": array for name, array in null.items()}
 
 
 def objects(rng):
@@ -180,6 +192,19 @@ ORIGINALS = {
                 generation=GenerationSettings(decoder_start_token_id=1, eos_token_id=(1,)),
             ),
             tokens,
+        )
+    ],
+    "image-text-to-text": [
+        (
+            ImageTextToText(
+                **TEXT | {"inputs": add_pixels(describe_inputs(16, (2, 1, 4)), IMAGE["preprocess"])},
+                start_id=1,
+                generation=GenerationSettings(decoder_start_token_id=1, eos_token_id=(1,)),
+                preprocess=IMAGE["preprocess"],
+                image_id=2,
+                patches=4,
+            ),
+            seen_tokens,
         )
     ],
     "object-detection": [(ObjectDetection(**IMAGE, labels=("cat", "dog")), objects)],

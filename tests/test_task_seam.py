@@ -21,7 +21,7 @@ CLASSES = {
     for path in TASKS.glob("*.py")
     for node in ast.parse(path.read_text()).body
     if isinstance(node, ast.ClassDef)
-} - {"Tolerance", "Upload", "Preprocessing", "ImagePreprocess", "MarkedText", "PreferenceText"}
+} - {"Tolerance", "Upload", "Preprocessing", "ImagePreprocess", "ImageText", "MarkedText", "PreferenceText"}
 COMMON = {"tensors"}
 """Names of tasks that are words for something else too: as the key of a dict they mean nothing."""
 

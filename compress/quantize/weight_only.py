@@ -22,9 +22,10 @@ class Weights(PlanStage):
     bits: 4, 8 or 16 (FP16). At 4 bits convolutions keep 8. embedding_bits: at 4 bits, those of embeddings, and of a
     head with the weight of an embedding. group_size: inputs that share a scale; by default 32 at 4 bits, and all at 8
     bits. symmetric: whether groups in 4 bits have no zeros. rounding: the rounding method; nearest needs no samples.
-    samples: number of calibration samples. keep: layers, by name or pattern, that stay in float32. mixed_precision:
-    where the goal is missed, measure the sensitivity of each layer once, and give the most sensitive ones more bits
-    until the goal is met.
+    samples: number of calibration samples. keep: layers, by name or pattern, that stay in float32. keep_int8: those
+    that have 8 bits where others have 4, as a tower of images beside a language model. mixed_precision: where the goal
+    is missed, measure the sensitivity of each layer once, and give the most sensitive ones more bits until the goal is
+    met.
     """
 
     renamed: ClassVar[Mapping[str, str]] = {"group": "group_size"}
@@ -39,10 +40,11 @@ class Weights(PlanStage):
     rounding: Rounding = "nearest"
     samples: int = 256
     keep: tuple[str, ...] = ()
+    keep_int8: tuple[str, ...] = ()
     mixed_precision: bool = False
 
     def plan(self, graph: Graph, context: PlanContext) -> PrecisionLadder:
-        plan = Plan(find_precisions(graph, self.bits, self.keep, self.embedding_bits))
+        plan = Plan(find_precisions(graph, self.bits, self.keep, self.embedding_bits, self.keep_int8))
         if not (self.bits == 16 or (self.bits == 8 and self.rounding == "nearest" and self.group_size is None)):
             datasets = [] if self.rounding == "nearest" else draw_calibration_samples(context, self.samples)
             plan = round_plan(graph, plan, make_config(self, self.rounding), datasets, context)
@@ -51,10 +53,13 @@ class Weights(PlanStage):
         return make_ladder(graph, round_in_8_bits(graph, plan, self.group_size, context), context)
 
 
-def find_precisions(graph: Graph, bits: int, keep: tuple[str, ...], embedding_bits: int = 8) -> dict[str, Precision]:
+def find_precisions(
+    graph: Graph, bits: int, keep: tuple[str, ...], embedding_bits: int = 8, keep_int8: tuple[str, ...] = ()
+) -> dict[str, Precision]:
     """Return the precision of each layer's weight for a number of bits, as far as the engines can read it. keep:
-    layers, by name or pattern, that stay in float. embedding_bits: at 4 bits, those of embeddings."""
-    kept = match_layers(graph.layers, keep)
+    layers, by name or pattern, that stay in float. embedding_bits: at 4 bits, those of embeddings. keep_int8: layers
+    that have 8 bits then."""
+    kept, larger = match_layers(graph.layers, keep), match_layers(graph.layers, keep_int8)
     small = {"MatMul", "Gather"} if embedding_bits == 4 else {"MatMul"}
     # One weight in 8 bits is smaller than it in 8 and in 4.
     heads = find_tied_heads(graph) if bits == 4 and "Gather" not in small else {}
@@ -65,7 +70,7 @@ def find_precisions(graph: Graph, bits: int, keep: tuple[str, ...], embedding_bi
         elif bits == 16:
             precisions[layer.node] = "float16-weight"
         else:
-            is_small = bits == 4 and layer.kind in small and layer.node not in heads
+            is_small = bits == 4 and layer.kind in small and layer.node not in heads and layer.node not in larger
             precisions[layer.node] = "int4-weight" if is_small else "int8-weight"
     return precisions
 
@@ -99,9 +104,10 @@ class Gptq(PlanStage):
     an embedding, which are rounded to nearest. group_size: inputs that share a scale; by default 32 at 4 bits, and all
     at 8 bits. symmetric: whether groups in 4 bits have no zeros. act_order: round the inputs with the largest
     activations first. bias_correction: add the mean error of each layer to its bias. samples: number of calibration
-    samples. keep: layers, by name or pattern, that stay in float. mixed_precision: where the goal is missed, measure
-    the sensitivity of each layer once, and keep the most sensitive ones in higher precision until the goal is met.
-    measure_sensitivity: also where the goal is met, for the report.
+    samples. keep: layers, by name or pattern, that stay in float. keep_int8: those that have 8 bits where others have
+    4, as a tower of images beside a language model. mixed_precision: where the goal is missed, measure the sensitivity
+    of each layer once, and keep the most sensitive ones in higher precision until the goal is met. measure_sensitivity:
+    also where the goal is met, for the report.
     """
 
     renamed: ClassVar[Mapping[str, str]] = {
@@ -121,11 +127,12 @@ class Gptq(PlanStage):
     bias_correction: bool = False
     samples: int = 256
     keep: tuple[str, ...] = ()
+    keep_int8: tuple[str, ...] = ()
     mixed_precision: bool = True
     measure_sensitivity: bool = False
 
     def plan(self, graph: Graph, context: PlanContext) -> PrecisionLadder:
-        plan = Plan(find_precisions(graph, self.bits, self.keep, self.embedding_bits))
+        plan = Plan(find_precisions(graph, self.bits, self.keep, self.embedding_bits, self.keep_int8))
         config = replace(make_config(self, "gptq"), act_order=self.act_order, bias_correction=self.bias_correction)
         plan = round_plan(graph, plan, config, draw_calibration_samples(context, self.samples), context)
         if not self.mixed_precision:

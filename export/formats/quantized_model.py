@@ -20,6 +20,7 @@ from laconic.errors import FormatRefused
 from laconic.models.checkpoint import prepare, rebuild
 from laconic.models.language_model import LanguageModel
 from laconic.models.torch_session import TorchSession
+from laconic.models.vision_language_model import VisionLanguageModel
 from laconic.quantization.graph import Layer
 from laconic.quantization.plan import BITS, INTEGER, Precision, QuantizedWeight
 from laconic.quantization.qparams import expand_scales
@@ -86,10 +87,10 @@ def read_quantized_model(artifact: Artifact) -> QuantizedModel:
 
 
 def build_module(source: Mapping[str, Any], history: tuple[Record, ...]) -> LanguageModel | None:
-    """Build the module of a language model of transformers, without its weights; None for any other model. source,
-    history: as a manifest has them."""
+    """Build the module of a language model of transformers, without its weights; None for any other model, and for
+    one that reads images. source, history: as a manifest has them."""
     module = prepare(rebuild(source, history)) if source.get("kind") == "huggingface" else None
-    return module if isinstance(module, LanguageModel) else None
+    return module if isinstance(module, LanguageModel) and not isinstance(module, VisionLanguageModel) else None
 
 
 def read_layers(module: LanguageModel, weights: "GraphWeights") -> dict[str, LinearWeight]:

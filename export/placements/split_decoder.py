@@ -3,8 +3,9 @@
 The graph of an encoder-decoder is that of `EncoderDecoder`: source, target and the stacked keys and values of earlier
 tokens (`past`) to the tokens that are likeliest. What depends on the source alone goes to the encoder's file, the keys
 and values of cross-attention among it; all else to the decoder's. Weights go where they are read. That of a language
-model, `LanguageModel`, becomes a decoder alone. In the decoder, each layer's keys and values are an input and an output
-of their own, so that the cache is not stacked and cut at every step.
+model, `LanguageModel`, becomes a decoder alone; of a `VisionLanguageModel`, the tower with its projector becomes the
+encoder. In the decoder, each layer's keys and values are an input and an output of their own, so that the cache is not
+stacked and cut at every step.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -20,7 +21,16 @@ from export.passes.rewrite import read_tensors
 from laconic.errors import CaptureError
 from laconic.quantization.graph import Graph
 from laconic.runtimes.decoder_file import LOGITS, cross_name, encoder_of, past_name, present_name
-from laconic.tasks.decoder_tensors import DECODER_INPUT_IDS, PAST, POSITION_IDS, TARGET_INPUTS, TOKENS
+from laconic.tasks.decoder_tensors import (
+    DECODER_INPUT_IDS,
+    IMAGE_FEATURES,
+    PAST,
+    PIXELS,
+    POSITION_IDS,
+    TARGET_INPUTS,
+    TEXT_INPUTS,
+    TOKENS,
+)
 
 IDS, MASK = "input_ids", "attention_mask"
 LATE = frozenset(TARGET_INPUTS)
@@ -33,7 +43,7 @@ def has_decoder(graph: Graph) -> bool:
 
 
 def is_text_decoder(graph: Graph) -> bool:
-    """Return whether a graph is that of a language model, which writes without an encoder."""
+    """Return whether a graph is that of a language model, which writes without an encoder but for one of images."""
     names = {spec.name for spec in graph.inputs}
     return PAST in names and DECODER_INPUT_IDS not in names
 
@@ -45,11 +55,14 @@ def split_decoder(path: Path, destination: Path | None = None) -> None:
     if destination is None:
         destination = path
         path.with_suffix(".data").unlink(missing_ok=True)
-    if not any(value.name == DECODER_INPUT_IDS for value in model.graph.input):
-        save_model(make_text_decoder(model), destination)
-        return
-    encoder, decoder = split_model(model)
-    save_model(encoder, encoder_of(destination))
+    names = {value.name for value in model.graph.input}
+    if DECODER_INPUT_IDS in names:
+        encoder, decoder = split_model(model)
+        save_model(encoder, encoder_of(destination))
+    else:
+        if PIXELS in names:
+            save_model(take_image_encoder(model), encoder_of(destination))
+        decoder = make_text_decoder(model)
     save_model(decoder, destination)
 
 
@@ -95,6 +108,35 @@ def split_model(model: ModelProto) -> tuple[ModelProto, ModelProto]:
     return first, second
 
 
+def take_image_encoder(model: ModelProto) -> ModelProto:
+    """Take out of a vision-language model what depends on the image alone, as a model of its own: in the graph, an
+    input with the features takes its place. Raises CaptureError for a graph of another form."""
+    known = {value.name: value for value in (*model.graph.input, *model.graph.output)}
+    for node in model.graph.node:
+        if is_first_size(node) and node.input[0] in (*TEXT_INPUTS, PIXELS):
+            node.input[0] = IDS
+    early, late = find_dependent(model.graph, [PIXELS]), find_dependent(model.graph, TEXT_INPUTS)
+    alone = early - late - {PIXELS}
+    logits = find_logits({name: node for node in model.graph.node for name in node.output})
+    decoder = collect_nodes(model.graph, [logits], lambda name: name not in alone)
+    border = [name for name in find_read(decoder) if name in alone]
+    if len(border) != 1:
+        raise CaptureError(f"the language model reads {len(border)} values of the image, expected its features alone")
+    nodes = collect_nodes(model.graph, border, lambda name: True)
+    width = known[IMAGE_FEATURES].type.tensor_type.shape.dim[2].dim_value
+    features = helper.make_tensor_value_info(cross_name(0), TensorProto.FLOAT, ["batch", "patches", width])
+    encoder = make_part(model, nodes, [known[PIXELS]], [features])
+    for node in encoder.graph.node:
+        replace_input(node, IDS, PIXELS)
+    rename_value(encoder.graph, border[0], features.name)
+    kept = [node for node in model.graph.node if not alone.intersection(node.output)]
+    del model.graph.node[:]
+    model.graph.node.extend(kept)
+    rename_value(model.graph, border[0], features.name)
+    model.graph.input.append(features)
+    return encoder
+
+
 def make_text_decoder(model: ModelProto) -> ModelProto:
     """Make the decoder of a language model, from tokens and a cache to logits and the cache with them. Raises
     CaptureError for a graph of another form."""
@@ -117,7 +159,8 @@ def make_text_decoder(model: ModelProto) -> ModelProto:
         helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, ["batch", "seq", "vocabulary"]),
         *(describe_cache(present_name(index), "whole", past) for index in range(len(presents))),
     ]
-    decoder = make_part(model, nodes, [known[IDS], known[POSITION_IDS], *caches], outputs)
+    features = [known[name] for name in (cross_name(0),) if name in known]
+    decoder = make_part(model, nodes, [known[IDS], known[POSITION_IDS], *features, *caches], outputs)
     for old, new in zip([logits, *presents], outputs, strict=True):
         rename_value(decoder.graph, old, new.name)
     return decoder
@@ -139,8 +182,9 @@ def describe_cache(name: str, axis: str, past: Sequence[Any]) -> ValueInfoProto:
 
 
 def is_batch_size(node: NodeProto) -> bool:
-    """Return whether a node is the size of the target's first axis, which the source's is too."""
-    return is_first_size(node) and node.input[0] == DECODER_INPUT_IDS
+    """Return whether a node is the size of the first axis of the decoder's tokens, which the source and the image
+    share."""
+    return is_first_size(node) and node.input[0] in (DECODER_INPUT_IDS, IDS)
 
 
 def is_first_size(node: NodeProto) -> bool:

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from laconic.arrays import Array
+from laconic.arrays import Array, Arrays
 from laconic.data.dataset import RowSketch
 from laconic.data.stored_rows import KIND, Row, RowSample, TaskRows
 from laconic.errors import DataError, InputError
 from laconic.hashing import digest_arrays, hash_of
+from laconic.tasks.image_text import ImageText
 from laconic.tasks.preference_text import PreferenceText
 from laconic.tasks.processing import Processing
 from laconic.tasks.row_parsing import is_file, strip_target
@@ -109,6 +110,8 @@ def digest_content(source: Any) -> bytes:
         digest.update(source.encode())
         if isinstance(source, PreferenceText):
             digest.update(digest_content(source.rejected))
+        if isinstance(source, ImageText) and source.image is not None:
+            digest.update(digest_content(source.image))
     else:
         digest.update(json.dumps(source, ensure_ascii=False).encode())
     return digest.digest()
@@ -131,7 +134,8 @@ BLOCKS = 64
 def sketch_row(task: Processing, samples: Sequence[Any]) -> RowSketch:
     """Sketch a row of one sample or of two that are compared with each other. samples: parsed."""
     tensors = [task.encode_request(strip_target(sample)) for sample in samples]
-    parts = [part for sample in samples for part in list_parts(strip_target(sample))]
+    pairs = zip(samples, tensors, strict=True)
+    parts = [part for sample, arrays in pairs for part in list_parts(strip_target(sample), arrays)]
     arrays = [part for part in parts if isinstance(part, np.ndarray)]
     return RowSketch(
         read=hash_of([digest_arrays(each) for each in tensors]),
@@ -141,8 +145,11 @@ def sketch_row(task: Processing, samples: Sequence[Any]) -> RowSketch:
     )
 
 
-def list_parts(sample: Any) -> list[Any]:
-    """List the texts and arrays of a sample."""
+def list_parts(sample: Any, arrays: Arrays) -> list[Any]:
+    """List the texts and arrays of a sample: of a text with an image those that a model reads, since many have the same
+    text."""
+    if isinstance(sample, ImageText):
+        return list(arrays.values())
     if isinstance(sample, Mapping):
         return [sample[name] for name in sorted(sample)]
     return [str(part) for part in sample] if isinstance(sample, (tuple, list)) else [sample]

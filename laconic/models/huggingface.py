@@ -38,6 +38,7 @@ from laconic.models.processors import (
 from laconic.models.speech import SpeechModel
 from laconic.models.task_inference import check_head, infer_task, match_architecture, pretrained_tasks
 from laconic.models.towers import ImageEmbedder, ImageTower, TextTower, ignores_padding
+from laconic.models.vision_language_model import VisionLanguageModel
 from laconic.models.wrappers import MASKED, SPEECH, WRAPPERS, wrap
 from laconic.tasks.checkpoint_loading import count_outputs
 from laconic.tasks.decoder_tensors import PROBABILITIES
@@ -188,7 +189,9 @@ def read_preprocessing(opened: ModelFolder, model: Any, module: nn.Module) -> Pr
     )
     if isinstance(module, LanguageModel):
         generation = read_text_generation(model, pad_id, made.start_id, made.end_id, made.max_tokens)
-        return replace(made, generation=generation)
+        made = replace(made, generation=generation)
+    if isinstance(module, VisionLanguageModel):
+        return add_image(made, opened.path, module)
     if not isinstance(module, EncoderDecoder):
         return made
     return add_generation(made, model, {"input_ids": torch.tensor([[made.start_id]])}, opened.path)
@@ -217,6 +220,15 @@ def add_generation(
     generation = read_generation(model, made.pad_id, folder, prompt)
     shape = find_cache_shape(model, source, generation.decoder_start_token_id, folder)
     return replace(made, generation=generation, cache_shape=shape)
+
+
+def add_image(made: Preprocessing, folder: Path, module: VisionLanguageModel) -> Preprocessing:
+    """Return the same preprocessing with that of images, and the places that an image takes in a text."""
+    config: Any = module.model.config
+    image = read_preprocess(folder, channels=int(getattr(config.vision_config, "num_channels", 3)))
+    height, width = image.crop or image.resize or (1, 1)
+    patches = module.count_patches((image.channels, height, width))
+    return replace(made, image=image, image_id=int(config.image_token_id), patches=patches)
 
 
 def read_activation(config: Mapping[str, Any]) -> Activation:

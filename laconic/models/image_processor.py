@@ -17,6 +17,8 @@ from laconic.models.model_folder import read_source_json
 from laconic.tasks.image_preprocess import ImagePreprocess
 
 SETTINGS = "preprocessor_config.json"
+PROCESSOR = "processor_config.json"
+"""Where the settings of images are where those of texts are too."""
 
 
 def read_preprocess(folder: Path, *, channels: int) -> ImagePreprocess:
@@ -35,7 +37,7 @@ def read_preprocess(folder: Path, *, channels: int) -> ImagePreprocess:
 
 def open_processor(folder: Path) -> Any:
     """Open the image processor that transformers reads from a folder, on pillow. Raises SourceError."""
-    read_source_json(folder / SETTINGS)
+    read_source_json(folder / (SETTINGS if (folder / SETTINGS).is_file() else PROCESSOR))
     try:
         return transformers.AutoImageProcessor.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False, backend="pil"

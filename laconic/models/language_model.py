@@ -45,7 +45,7 @@ class LanguageModel(WritingModel):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        config: Any = model.config
+        config = cast(Any, model).config.get_text_config()
         scales = {key: getattr(config, key, None) for key in SCALES}
         self.scale = math.prod(each ** SCALES[key] for key, each in scales.items() if isinstance(each, int | float))
         self.logit_cap: float | None = getattr(config, CAP, None)
@@ -88,6 +88,10 @@ class LanguageModel(WritingModel):
         else:
             cache, model = make_cache(past), cast(Any, self.model)
             logits = model(input_ids=input_ids, position_ids=position_ids, past_key_values=cache, use_cache=True).logits
+        return self.describe(logits, attention_mask, input_ids)
+
+    def describe(self, logits: Tensor, attention_mask: Tensor, input_ids: Tensor) -> dict[str, Tensor]:
+        """Describe logits, [batch, seq, vocabulary], by what is compared of them."""
         described = dict(zip(OUTPUTS, describe_logits(logits, attention_mask, GROUPS), strict=True))
         return described | {LOG_LIKELIHOODS: measure_log_likelihoods(logits, input_ids)}
 
@@ -114,15 +118,20 @@ class LanguageModel(WritingModel):
     def generate(self, source: Mapping[str, Tensor], generation: GenerationSettings) -> Tensor:
         """Return the greedy continuations of transformers, without the prompts: [batch, tokens] int64, padded on the
         right. source: `input_ids` and `attention_mask`, whose last 1 is the end of the prompt."""
-        ids, mask = align_right(source["input_ids"], source["attention_mask"], generation.pad_token_id)
+        inputs = self.select_source(source, generation)
         with quiet():
             written: Tensor = GenerationMixin.generate(
-                self.model, input_ids=ids, attention_mask=mask, num_beams=1, do_sample=False, use_cache=True,
+                self.model, **inputs, num_beams=1, do_sample=False, use_cache=True,
                 max_new_tokens=generation.max_new_tokens, min_new_tokens=generation.min_new_tokens,
                 eos_token_id=list(generation.eos_token_id) or None, pad_token_id=generation.pad_token_id,
                 repetition_penalty=1.0, no_repeat_ngram_size=0,
             )  # fmt: skip
-        return written[:, ids.shape[1] :]
+        return written[:, inputs["input_ids"].shape[1] :]
+
+    def select_source(self, source: Mapping[str, Tensor], generation: GenerationSettings) -> dict[str, Tensor]:
+        """Return what transformers reads of prompts, with their ends side by side."""
+        ids, mask = align_right(source["input_ids"], source["attention_mask"], generation.pad_token_id)
+        return {"input_ids": ids, "attention_mask": mask}
 
 
 def cap_logits(logits: Tensor, cap: float | None) -> Tensor:

@@ -24,6 +24,7 @@ from laconic.models.pretrained import ENCODER, WrappedModel, model_class, model_
 from laconic.models.processors import resolve_task
 from laconic.models.speech import SpeechModel
 from laconic.models.towers import ImageEmbedder, ImageTower, TextTower, has_towers
+from laconic.models.vision_language_model import VisionLanguageModel
 
 MASKED = "AutoModelForMaskedLM"
 """The Auto class of masked language models."""
@@ -93,6 +94,7 @@ WRAPPERS: dict[str, Callable[[Any, Mapping[str, Any]], nn.Module]] = {
     "AutoModelForQuestionAnswering": lambda model, source: QuestionAnswerer(model),
     MASKED: lambda model, source: MaskedLanguageModel(model, int(source["mask_id"])),
     "AutoModelForCausalLM": lambda model, source: LanguageModel(model),
+    "AutoModelForImageTextToText": lambda model, source: VisionLanguageModel(model),
     "AutoModelForSeq2SeqLM": lambda model, source: EncoderDecoder(model),
     "AutoModelForSpeechSeq2Seq": lambda model, source: SpeechWriter(model),
 }

@@ -1,7 +1,7 @@
 """A compiled decoder with a cache that goes from call to call, opened on the CPU by OpenVINO."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from mmap import mmap
@@ -20,7 +20,7 @@ from laconic.runtimes.low_rank_adapter import AdapterStack, LowRankAdapter
 from laconic.runtimes.openvino import OpenVino, core, find_compute, make_properties, ov
 from laconic.runtimes.runtime import Compute
 from laconic.runtimes.source_encoder import SourceEncoder
-from laconic.runtimes.stateful_graph import IDS, POSITIONS, read_cache_shape, read_vocabulary
+from laconic.runtimes.stateful_graph import FEATURES, IDS, POSITIONS, read_cache_shape, read_vocabulary
 from laconic.tasks.decoder_tensors import DECODER_INPUT_IDS
 
 PROBED, SHIFTED = 24, 9
@@ -148,7 +148,8 @@ def make_array(numbers: int, kind: np.dtype[np.generic]) -> Array:
 @dataclass(frozen=True)
 class OpenDecoder:
     """A decoder that is ready. prompts, rows: what prompts are read with, one at a time, and what the batch is.
-    encoder: of an encoder-decoder. products: those that adapters are computed beside."""
+    encoder: of an encoder-decoder, or the tower of a vision-language model. products: those that adapters are computed
+    beside."""
 
     prompts: DecoderRequests
     rows: DecoderRequests
@@ -186,20 +187,32 @@ def begin_opening(
 def open_decoder(
     model: Path, context: int, threads: int, compute: Compute, *, has_adapters: bool = False
 ) -> OpenDecoder:
-    """Open a decoder in ONNX. context: the most tokens that it takes. has_adapters: whether adapters can be computed
-    beside it. Raises RuntimeFailure where the graph or the engine refuses."""
+    """Open a decoder in ONNX, and the tower of images beside it if it reads any. context: the most tokens that it
+    takes. has_adapters: whether adapters can be computed beside it. Raises RuntimeFailure where the graph or the engine
+    refuses."""
     graph, pasts = read_batched(model)
     products = add_adapters(graph) if has_adapters else []
-    return compile_decoder(model, graph, pasts, context, threads, compute, products=products)
+    names = {name for each in graph.inputs for name in each.get_names()}
+    tower = open_encoder(model, names, threads, compute) if FEATURES in names else None
+    return compile_decoder(model, graph, pasts, context, threads, compute, tower, products)
 
 
 def open_encoder_decoder(model: Path, context: int, threads: int, compute: Compute, longest: int) -> OpenDecoder:
     """Open the decoder of an encoder-decoder in ONNX, and the encoder beside it. context: the most tokens of an answer.
     longest: the most tokens of a source. Raises RuntimeFailure where a graph or the engine refuses."""
     graph, pasts = read_encoder_decoder(model)
-    session = OpenVino().open(encoder_of(model), threads=threads, compute=compute)
-    encoder = SourceEncoder(session, model, {name for each in graph.inputs for name in each.get_names()}, longest)
+    names = {name for each in graph.inputs for name in each.get_names()}
+    encoder = open_encoder(model, names, threads, compute, longest)
     return compile_decoder(model, graph, pasts, context, threads, compute, encoder)
+
+
+def open_encoder(
+    model: Path, names: Collection[str], threads: int, compute: Compute, longest: int = 0
+) -> SourceEncoder:
+    """Open the encoder, or the tower of images, beside a decoder. names: of the decoder's inputs. longest: the most
+    tokens of a source. Raises RuntimeFailure."""
+    session = OpenVino().open(encoder_of(model), threads=threads, compute=compute)
+    return SourceEncoder(session, model, names, longest)
 
 
 def compile_decoder(
@@ -237,7 +250,11 @@ def measure_shift(
     alone = together = NO_SOURCE
     rows = 1
     if encoder is not None:
-        alone, together, rows = encoder.join(encoder.probes[:1]), encoder.join(encoder.probes), 2
+        alone, together, rows = (
+            encoder.join(encoder.probes[:1]),
+            encoder.join([encoder.probes[0], encoder.probes[-1]]),
+            2,
+        )
     past = [array.copy() for array in requests.run(ids, none, requests.make_past(1, 0), alone)[1]]
     padded = [np.pad(array.repeat(rows, 0), ((0, 0), (0, 0), (SHIFTED, 0), (0, 0))) for array in past]
     plain = requests.run(ids[:, :1], none + tokens, past, alone)[0].copy()

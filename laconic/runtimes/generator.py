@@ -59,8 +59,9 @@ class Sampling:
 
 @dataclass(frozen=True)
 class EncoderInputs:
-    """What the encoder of an encoder-decoder reads. arrays: its inputs by name, of one sample, [1, ...]. tokens: the
-    tokens that it takes in the cache."""
+    """What the encoder of an encoder-decoder reads, or the tower of a vision-language model. arrays: its inputs by
+    name, of one sample, [1, ...]. tokens: the tokens that it takes in the cache; 0 for an image, whose patches are in
+    the prompt."""
 
     arrays: Mapping[str, Array]
     tokens: int
@@ -120,16 +121,16 @@ class TokenEvent:
     accepted: int = 0
 
 
-def check_prompt(request: GenerationRequest, vocabulary: int) -> None:
+def check_prompt(request: GenerationRequest, vocabulary: int, patches: int = 0) -> None:
     """Raise InputError for a prompt without tokens, or with such that the model does not have: an engine would read
-    what lies beside the embeddings."""
+    what lies beside the embeddings. patches: of its image, whose ids are -1, -2, ..."""
     if not request.prompt:
         if request.source is not None:
             return
         raise InputError("the prompt has no tokens")
     low, high = min(request.prompt), max(request.prompt)
-    if low < 0 or high >= vocabulary:
-        raise InputError(f"the tokens run from {low} to {high}, and the model takes 0 to {vocabulary - 1}")
+    if low < -patches or high >= vocabulary:
+        raise InputError(f"the tokens run from {low} to {high}, and the model takes {-patches} to {vocabulary - 1}")
 
 
 Holder = tuple[int, int]

@@ -1,4 +1,5 @@
-"""Opening a model file as a session, whatever it is: a plain graph, a language model, or a decoder with an encoder."""
+"""Opening a model file as a session, whatever it is: a plain graph, a language model, with a tower of images or
+without, or a decoder with an encoder."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,9 +24,13 @@ def open_models(
 ) -> Sequence[Session]:
     """Open a model file, and the encoder beside it if there is one, as several sessions. open_many: opens one file in
     an engine as so many."""
-    if (encoder := encoder_of(model)).is_file():
+    encoder, is_language = encoder_of(model), is_language_model(model)
+    if is_language and encoder.is_file():
+        towers = zip(open_many(encoder), open_many(model), strict=True)
+        return [DecoderSession(session, model, generation, tower) for tower, session in towers]
+    if encoder.is_file():
         pairs = zip(open_many(encoder), open_many(model), strict=True)
         return [EncoderDecoderSession(first, second, model, generation) for first, second in pairs]
-    if is_language_model(model):
+    if is_language:
         return [DecoderSession(session, model, generation) for session in open_many(model)]
     return open_many(model)

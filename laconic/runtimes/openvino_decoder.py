@@ -101,11 +101,7 @@ class OpenVinoDecoder(Generator):
         self._joining: list[JoiningRow] = []
 
     def add(self, request: GenerationRequest) -> None:
-        check_prompt(request, self.vocabulary)
-        if (request.source is None) != (self._encoder is None):
-            raise InputError("an encoder-decoder needs a source, and no other model takes one")
-        if self._encoder is not None and request.source is not None:
-            self._encoder.check(request.source.arrays)
+        self._check_source(request)
         sampling = request.sampling
         check_sampling(sampling, self.vocabulary)
         if len(request.prompt) + sampling.max_new_tokens > self.context:
@@ -127,6 +123,18 @@ class OpenVinoDecoder(Generator):
         rows = [DecoderRow(request, index, each, adapter=adapter) for index, each in enumerate(choosers)]
         self._prompts.append(PromptReading(request, tokens, rows))
         self._opening = self._opening or self._begin_opening()
+
+    def _check_source(self, request: GenerationRequest) -> None:
+        """Raise InputError for a prompt, or a source or an image with it, that the model does not take."""
+        encoder, source = self._encoder, request.source
+        if source is not None and encoder is None:
+            raise InputError("the model takes no source and no image")
+        if source is None and self._generation is not None:
+            raise InputError("an encoder-decoder needs a source")
+        patches = encoder.patches if encoder is not None and source is not None and self._generation is None else 0
+        check_prompt(request, self.vocabulary, patches)
+        if encoder is not None and source is not None:
+            encoder.check(source.arrays)
 
     def step(self) -> Sequence[TokenEvent]:
         try:
@@ -264,9 +272,9 @@ class OpenVinoDecoder(Generator):
         """Encode the source of a prompt, or take its beginning from the prefix cache. Return the tokens of the source,
         which take time."""
         source, cached = prompt.request.source, 0
-        if self._encoder is not None and source is not None:
-            prompt.source = self._encoder.encode(source.arrays)
-            return source.tokens
+        if self._encoder is not None:
+            prompt.source = self._encoder.probes[0] if source is None else self._encoder.encode(source.arrays)
+            return 0 if source is None else source.tokens
         if not prompt.request.sampling.prompt_logprobs:
             cached, prompt.past = self._prefixes.find(prompt.tokens, prompt.request.adapter)
         prompt.read = prompt.cached = cached

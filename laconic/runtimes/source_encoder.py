@@ -1,4 +1,5 @@
-"""The encoder of an encoder-decoder: what a decoder reads of a source, for one request, and for a batch of them."""
+"""The encoder of an encoder-decoder, or the tower of a vision-language model: what a decoder reads of a source or an
+image, for one request, and for a batch of them."""
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,11 @@ class SourceEncoder:
     tokens: that a source takes in the cache where all have one length; 0 where each has its own. numbers: that a token
     of a source takes.
     """
+
+    @property
+    def patches(self) -> int:
+        """The patches of an image, whose features the decoder reads."""
+        return int(self.probes[0][cross_name(0)].shape[1])
 
     def __init__(self, session: Session, model: Path, read: Collection[str], longest: int) -> None:
         """session: the encoder. model: the decoder's file. read: the names of the decoder's inputs. longest: the most

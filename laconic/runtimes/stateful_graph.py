@@ -13,11 +13,13 @@ import numpy as np
 
 from laconic.arrays import Array
 from laconic.errors import RuntimeFailure
-from laconic.runtimes.decoder_file import LOGITS, past_name, present_name
+from laconic.runtimes.decoder_file import LOGITS, cross_name, past_name, present_name
 from laconic.runtimes.int8_cache import SCALES, skip_rounding
 from laconic.runtimes.openvino import MakeStateful, Manager, core, opset, ov
 
 IDS, POSITIONS = "input_ids", "position_ids"
+FEATURES = cross_name(0)
+"""The input of a vision-language model's decoder that holds what its tower makes of images."""
 HIDDEN = -1e3
 """A mask adds less than this to the scores of tokens that are not to be read."""
 PROBED = 8
@@ -70,6 +72,8 @@ def make_stateful(path: Path, context: int) -> StatefulModel:
     """
     graph = read_graph(path)
     pasts = find_pasts(graph, path)
+    if any(parameter.get_friendly_name() == FEATURES for parameter in graph.get_parameters()):
+        raise PagingRefused(f"{path.name} reads images, which OpenVINO GenAI takes in graphs of its own alone")
     is_rounded = skip_rounding(graph)
     attentions = [found for node in graph.get_ordered_ops() if (found := match_attention(node)) is not None]
     if len(attentions) * 2 != len(pasts):
@@ -100,7 +104,7 @@ def find_pasts(graph: "ov.Model", path: Path) -> "list[ov.op.Parameter]":
     count = sum(past_name(index) in inputs for index in range(len(inputs)))
     expected = {IDS, POSITIONS, *map(past_name, range(count))}
     has_presents = {LOGITS, *map(present_name, range(count))} <= outputs
-    if not count or count % 2 or set(inputs) != expected or not has_presents:
+    if not count or count % 2 or set(inputs) - {FEATURES} != expected or not has_presents:
         raise RuntimeFailure(
             f"{path.name} is no decoder with a cache: expected the inputs {IDS}, {POSITIONS}, {past_name(0)}, ... and "
             f"the outputs {LOGITS}, {present_name(0)}, ..."

@@ -53,7 +53,7 @@ class TokenChooser:
         self.tokens = list(prompt)
         self._random = np.random.default_rng((request.sampling.seed + index) % 2**64)
         self._seen = np.zeros(vocabulary, bool)
-        self._seen[self.tokens] = True
+        self._seen[[token for token in self.tokens if token >= 0]] = True  # below 0 are patches of an image
         self._counts = np.zeros(vocabulary, np.int64)
         self._written = 0
 

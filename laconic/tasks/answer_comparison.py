@@ -62,6 +62,12 @@ class AnswerComparison(NamedTask, ABC):
         """
         return {"constant": repeat_mean(reference), "shuffled": shuffle_rows(reference)}
 
+    def make_null_samples(self, samples: Sequence[Any]) -> Sequence[Any] | None:
+        """Return samples that lack what an answer depends on, in the order of those given; the original's answers to
+        them, by the name of the output behind NULL, are among its outputs to `null_answers`. None where null answers
+        follow from its answers alone."""
+        return None
+
     def label_samples(self, samples: Sequence[Any], labels: Labels) -> Labels:
         """Return what the metric compares outputs with: the labels; tasks that learn from samples alone make them of
         these."""

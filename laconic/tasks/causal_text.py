@@ -109,7 +109,7 @@ class CausalText(SingleText):
         if isinstance(sample, MarkedText):
             starts, stops = np.array(encoding.offsets, np.int64).reshape(-1, 2).T
             within = [(starts < stop) & (stops > start) for start, stop in sample.answers]
-            learned = np.any(within, axis=0)
+            learned = np.any([np.zeros(len(ids), bool), *within], axis=0)
             learned[-1:] |= ids[-1:] == self.end_id  # where the tokenizer itself adds the end token
         else:
             learned = np.ones(len(ids), bool)

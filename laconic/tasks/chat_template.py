@@ -200,6 +200,10 @@ class ChatTemplate:
         an answer, and where the template renders an answer in another way once others follow it.
         """
         check_messages(messages, start)
+        return self.mark_answers(messages, start)
+
+    def mark_answers(self, messages: Sequence[Mapping[str, Any]], start: int = 0) -> MarkedText:
+        """Mark the answers of a chat that was checked; as `mark`."""
         text = self.render(messages)
         answers = []
         for index, message in enumerate(messages):

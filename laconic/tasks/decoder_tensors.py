@@ -3,7 +3,6 @@
 import numpy as np
 
 from laconic.arrays import Array, softmax
-from laconic.tensor import BATCH, TensorSpec
 
 DECODER_INPUT_IDS = "decoder_input_ids"
 """A target behind the start token, [batch, target] int64."""
@@ -22,6 +21,10 @@ PROBABILITIES = "probabilities"
 """The distribution of the token after each of the target's, in groups; zeros at padding."""
 TOKENS = "tokens"
 """The likeliest token after each of the target's, [batch, target] int64."""
+IMAGE_FEATURES = "image_features"
+"""What a tower makes of some patches of an image, [batch, patches, width] float32."""
+PIXELS = "pixel_values"
+"""An image, [batch, channels, height, width] float32."""
 OUTPUTS = (PROBABILITIES, TOKENS)
 """What a model answers along a target."""
 LOG_LIKELIHOODS = "log_likelihoods"
@@ -29,21 +32,12 @@ LOG_LIKELIHOODS = "log_likelihoods"
 SEQUENCES = "sequences"
 """What is written, [batch, max_new_tokens] int64, padded behind the end token."""
 
+TEXT_INPUTS = ("input_ids", "attention_mask", POSITION_IDS, PAST)
+"""The inputs of a language model with a cache."""
 TARGET = "target"
 """The free axis of a target."""
 CacheShape = tuple[int, int, int]
 """Twice the decoder's layers, the heads of its self-attention, and the width of a head."""
-
-
-def describe_target(longest: int, cache: CacheShape) -> tuple[TensorSpec, ...]:
-    """Return the inputs of a target of at most `longest` tokens."""
-    layers, heads, width = cache
-    masked = (
-        TensorSpec(name=name, dtype="int64", shape=(BATCH, TARGET), bounds={TARGET: (1, longest)})
-        for name in (DECODER_INPUT_IDS, DECODER_ATTENTION_MASK)
-    )
-    shape = (BATCH, layers, heads, PAST, width)
-    return (*masked, TensorSpec(name=PAST, dtype="float32", shape=shape, bounds={PAST: (0, longest)}))
 
 
 GROUPS = 1024
@@ -79,3 +73,12 @@ def group_probabilities(logits: Array) -> Array:
         padded = np.pad(softmax(row_logits), ((0, 0), (0, -vocabulary % GROUPS)))
         grouped[row] = padded.reshape(len(row_logits), -1, GROUPS).sum(axis=1)
     return grouped
+
+
+COMPARED_PATCHES = 16
+"""The most patches of an image whose features are compared."""
+
+
+def find_compared_patches(patches: int) -> slice:
+    """Find those patches of an image whose features are compared, spread evenly. patches: of the image."""
+    return slice(None, None, -(-patches // COMPARED_PATCHES))

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from laconic.arrays import Array, Arrays
+from laconic.tasks.null_answers import NULL
 
 if TYPE_CHECKING:
     from laconic.tasks.answer_comparison import AnswerComparison
@@ -31,9 +32,11 @@ def make_finite(reference: Arrays, candidate: Arrays) -> FiniteOutputs:
     """Replace numbers that are not finite. What is infinite or NaN in both alike, as the logits of classes that a model
     rules out, becomes the lowest or the highest finite number of the output in both; NaN becomes 0.
 
-    reference, candidate: [samples, ...] by name.
+    reference, candidate: [samples, ...] by name; the original's answers to null samples are left out unless both have
+    them.
     """
-    pairs = {name: replace_infinite(array, candidate[name]) for name, array in reference.items()}
+    own = {name: array for name, array in reference.items() if not name.startswith(NULL) or name in candidate}
+    pairs = {name: replace_infinite(array, candidate[name]) for name, array in own.items()}
     ours, theirs, broken = (dict(zip(pairs, column, strict=True)) for column in zip(*pairs.values(), strict=True))
     return FiniteOutputs(ours, theirs, broken)
 

@@ -4,6 +4,8 @@ import numpy as np
 
 from laconic.arrays import Array, Arrays, softmax
 
+NULL = "null."
+"""How the names of outputs begin that the original gives for samples without what an answer depends on."""
 SURE = 20.0
 """The difference of logits between a class that is certain and all others."""
 

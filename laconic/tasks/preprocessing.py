@@ -46,8 +46,9 @@ class Preprocessing:
     mask_id: the token that stands for a masked one; None where the tokenizer has none. fixed_length: whether all texts
     are padded to `max_tokens`, and no mask tells the padding. generation: how a model writes; None for one that writes
     nothing. cache_shape: of its decoder's self-attention, twice the layers, the heads, and the width of a head.
-    scoring: how a detector's outputs become objects. The defaults serve for reading samples, or for planning, before a
-    model is opened.
+    scoring: how a detector's outputs become objects. image_id, patches: of a model that reads texts with an image, the
+    token that stands for the image, and the places of tokens that it takes. The defaults serve for reading samples, or
+    for planning, before a model is opened.
     """
 
     tokenizer: Tokenizer = field(default_factory=make_blank_tokenizer)
@@ -69,6 +70,8 @@ class Preprocessing:
     generation: "GenerationSettings | None" = None
     cache_shape: "CacheShape" = (2, 1, 1)
     scoring: "Scoring | None" = None
+    image_id: int = -1
+    patches: int = 1
 
     @property
     def text_options(self) -> TextOptions:

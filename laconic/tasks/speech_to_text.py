@@ -15,7 +15,7 @@ from laconic.metrics import Scorer, make_word_scorer
 from laconic.tasks.assets import PREPROCESS, TOKENIZER, VOCABULARY, read_asset, to_json
 from laconic.tasks.audio import check_finite, check_shortest, make_tone
 from laconic.tasks.audio_preprocess import LogMelPreprocess, check_length
-from laconic.tasks.decoder_tensors import PAST, TARGET, TARGET_INPUTS, TOKENS, describe_target
+from laconic.tasks.decoder_tensors import PAST, TARGET, TARGET_INPUTS, TOKENS
 from laconic.tasks.generation_settings import GenerationSettings
 from laconic.tasks.preprocessing import Preprocessing
 from laconic.tasks.recording_parts import RecordingPart, TranscribedRecording
@@ -23,7 +23,7 @@ from laconic.tasks.recording_windows import STEP_FRAMES, WindowedRecording
 from laconic.tasks.row_parsing import LABEL, Targeted
 from laconic.tasks.text import TextTask, count_ids
 from laconic.tasks.timed_settings import TimedSettings
-from laconic.tasks.written_text import WrittenText
+from laconic.tasks.written_text import WrittenText, describe_target
 from laconic.tensor import BATCH, TensorSpec, read_numbers
 
 FEATURES = "input_features"

@@ -9,12 +9,12 @@ from tokenizers import Tokenizer
 from laconic.arrays import Array, Arrays
 from laconic.errors import CorruptArtifact
 from laconic.tasks.assets import PREPROCESS, read_asset
-from laconic.tasks.decoder_tensors import PAST, TARGET, TARGET_INPUTS, describe_target
+from laconic.tasks.decoder_tensors import PAST, TARGET, TARGET_INPUTS
 from laconic.tasks.generation_settings import GenerationSettings
 from laconic.tasks.preprocessing import Preprocessing, TextOptions
 from laconic.tasks.row_parsing import LABEL
 from laconic.tasks.text import SingleText
-from laconic.tasks.written_text import WrittenText
+from laconic.tasks.written_text import WrittenText, describe_target
 from laconic.tensor import BATCH, TensorSpec
 
 

@@ -174,8 +174,7 @@ class TextGeneration(WrittenText, CausalText):
             prompt = ids[: len(ids) - ended].tolist()
             most = max(1, min(PROMPT_TOKENS, self.max_tokens - self.compared))
             return prompt[:most] or [self.start_id], written[: self.compared]
-        stop = len(learned) - int(learned[::-1].argmax())
-        start = stop - int(np.append(~learned[:stop][::-1], True).argmax())
+        start, stop = find_last_answer(learned)
         room = max(1, self.max_tokens - self.compared)
         prompt = ids[max(0, start - room) : start].tolist()
         return prompt or [self.start_id], ids[start : min(stop, start + self.compared)].tolist()
@@ -298,6 +297,12 @@ class TextGeneration(WrittenText, CausalText):
         """Compare the probabilities; after them the last hidden states, where layers are shared."""
         shared: dict[HealingLoss, float] = {"last-hidden-state": 1.0} if layers else {}
         return {"probabilities": 1.0, **shared}
+
+
+def find_last_answer(learned: Array) -> tuple[int, int]:
+    """Find where the last answer in a text begins and ends. learned: whether a token belongs to one, [tokens] bool."""
+    stop = len(learned) - int(learned[::-1].argmax())
+    return stop - int(np.append(~learned[:stop][::-1], True).argmax()), stop
 
 
 def describe_inputs(longest: int, cache: CacheShape | None) -> tuple[TensorSpec, ...]:

@@ -30,6 +30,9 @@ class TrainingNeeds(NamedTask):
     """Without labels, importance criteria take the gradient of the likelihood of a class drawn from the model's own
     answer, or of the answer itself."""
 
+    is_trainable: ClassVar[bool] = True
+    """Whether models of the task can be fine-tuned, and changed by stages before they are quantized."""
+
     has_logits: ClassVar[bool] = True
     """Whether the last axis of the first output can hold the logits of classes."""
 

@@ -23,6 +23,7 @@ from laconic.tasks.decoder_tensors import (
     TARGET,
     TARGET_INPUTS,
     TOKENS,
+    CacheShape,
 )
 from laconic.tasks.generation_settings import GenerationSettings
 from laconic.tasks.null_answers import find_centre, shuffle_rows
@@ -222,3 +223,14 @@ class WrittenText(Task):
     def select_source(self, inputs: Mapping[str, Array]) -> Arrays:
         """Return the inputs that the encoder reads."""
         return {name: array for name, array in inputs.items() if name not in TARGET_INPUTS}
+
+
+def describe_target(longest: int, cache: CacheShape) -> tuple[TensorSpec, ...]:
+    """Return the inputs of a target of at most `longest` tokens."""
+    layers, heads, width = cache
+    masked = (
+        TensorSpec(name=name, dtype="int64", shape=(BATCH, TARGET), bounds={TARGET: (1, longest)})
+        for name in (DECODER_INPUT_IDS, DECODER_ATTENTION_MASK)
+    )
+    shape = (BATCH, layers, heads, PAST, width)
+    return (*masked, TensorSpec(name=PAST, dtype="float32", shape=shape, bounds={PAST: (0, longest)}))

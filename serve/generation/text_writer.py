@@ -211,6 +211,8 @@ class TextWriter(TokenWriter):
 
     scores_prompts: ClassVar[bool] = True
     """Whether the model gives the tokens of a prompt probabilities."""
+    reads_images: ClassVar[bool] = False
+    """Whether the messages of a chat may have images, and are rendered as lists of parts."""
 
     def __init__(
         self, worker: GenerationWorker, task: TokenTask, context: int, chat: RenderedChat | None = None
@@ -232,10 +234,16 @@ class TextWriter(TokenWriter):
         return self.chat
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        images: Sequence[bytes] = (),
     ) -> tuple[int, ...]:
-        """Encode a chat, with what begins the next answer. tools: functions that may be called. Raises InputError where
-        there is no template, or it refuses the chat."""
+        """Encode a chat, with what begins the next answer. tools: functions that may be called. images: the content of
+        image files, in the order of the chat. Raises InputError where there is no template, it refuses the chat, or the
+        model does not read these images."""
+        if images:
+            raise InputError("the chat has an image, and the model reads texts alone. Send texts")
         chat = self.require_chat()
         text = (chat.for_tools if tools else chat).render(messages, prompt=True, tools=tools)
         return self.check(self.tokenizer.encode(text, add_special_tokens=False).ids)

@@ -15,6 +15,7 @@ from laconic.files import follow_links
 from laconic.hashing import digest_file
 from serve.generation.generation_job import GenerationJob
 from serve.generation.generation_worker import GenerationWorker
+from serve.generation.image_text_writer import ImageTextTask, ImageTextWriter
 from serve.generation.packed_inputs import pack_golden
 from serve.generation.recording_writer import RecordingWriter, SpeechTask
 from serve.generation.source_writer import SourceWriter, TextSourceTask
@@ -111,6 +112,8 @@ def open_writer(artifact: Artifact, settings: Settings, name: str, digest: str) 
     if isinstance(task, WritingTask):
         has_adapters = settings.adapters is not None
         worker = open_worker(artifact, settings, name, digest, context=task.max_tokens, has_adapters=has_adapters)
+        if isinstance(task, ImageTextTask):
+            return ImageTextWriter(worker, task, task)
         return TextWriter(worker, task, task.max_tokens, task.chat)
     if not isinstance(task, TokenTask):
         return None

@@ -1,5 +1,6 @@
 """The messages of a chat, as OpenAI's clients send them and as chat templates take them."""
 
+from base64 import b64decode
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -16,6 +17,35 @@ class TextPart(RequestPart):
 
     type: Literal["text"]
     text: str
+
+
+class ImageUrl(RequestPart):
+    """Where an image is. detail: has no effect, since the model reads images of one size."""
+
+    url: str
+    detail: Literal["auto", "low", "high"] | None = None
+
+
+class ImagePart(RequestPart):
+    """An image in a message."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+    def read(self, number: int) -> bytes:
+        """Return the content of the image's file. number: of the message, from 1 on. Raises InvalidParameter: nothing
+        is fetched from another server."""
+        header, _, data = self.image_url.url.partition(",")
+        if not header.startswith("data:image/") or not header.endswith(";base64"):
+            raise InvalidParameter(
+                "messages",
+                f"the image in message {number} must be a URL 'data:image/png;base64,...' that holds it, with its own "
+                f"format: images are not fetched from elsewhere",
+            )
+        try:
+            return b64decode(data, validate=True)
+        except ValueError:  # binascii.Error is one, and so is what other than ASCII raises
+            raise InvalidParameter("messages", f"the image in message {number} is not valid base64") from None
 
 
 class FunctionCall(RequestPart):
@@ -40,7 +70,7 @@ class Message(RequestPart):
     parsed: the content once more, as OpenAI's client adds it."""
 
     role: str
-    content: str | list[TextPart] | None = None
+    content: str | list[Annotated[TextPart | ImagePart, Field(discriminator="type")]] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = Field(None, min_length=1)
     tool_call_id: str | None = None
@@ -64,10 +94,27 @@ class Message(RequestPart):
             if parse_object(call.function.arguments) is None:
                 raise InvalidParameter("messages", f"the arguments of a call in message {number} are no JSON object")
 
-    def flatten(self) -> dict[str, Any]:
-        """Return the message as templates take it: its content as one text, the arguments of its calls as objects."""
-        parts = self.content if isinstance(self.content, list) else []
-        content = self.content if isinstance(self.content, str) else "".join(part.text for part in parts)
+    def read_images(self, number: int) -> list[bytes]:
+        """Return the content of the image files of the message. number: of the message, from 1 on. Raises
+        InvalidParameter."""
+        return [part.read(number) for part in self.list_parts() if isinstance(part, ImagePart)]
+
+    def list_parts(self) -> list[TextPart | ImagePart]:
+        """List the parts of the message's content."""
+        if isinstance(self.content, str):
+            return [TextPart(type="text", text=self.content)]
+        return self.content or []
+
+    def flatten(self, *, has_parts: bool = False) -> dict[str, Any]:
+        """Return the message as templates take it: its content as one text, or as a list of parts, which say of an
+        image only that it is there; the arguments of its calls as objects."""
+        parts = self.list_parts()
+        content: Any = "".join(part.text for part in parts if isinstance(part, TextPart))
+        if has_parts:
+            content = [
+                {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"}
+                for part in parts
+            ]
         message: dict[str, Any] = {"role": self.role, "content": content}
         if self.name is not None:
             message["name"] = self.name

@@ -147,11 +147,13 @@ class ChatRequest(TextRequest):
         if self.functions:
             self.find_format(writer)
             tools = [{"type": tool.type, "function": tool.function.describe()} for tool in self.tools or ()]
-        messages: Sequence[Mapping[str, Any]] = [message.flatten() for message in self.messages]
+        has_parts = writer.reads_images
+        messages: Sequence[Mapping[str, Any]] = [each.flatten(has_parts=has_parts) for each in self.messages]
+        images = [image for number, each in enumerate(self.messages, 1) for image in each.read_images(number)]
         template = writer.require_chat().for_tools if tools else writer.require_chat()
         if any("tool_calls" in message for message in messages) and not template.shown_call:
             messages = write_calls(messages, template.text)
-        return [writer.encode_chat(messages, tools)]
+        return [writer.encode_chat(messages, tools, images)]
 
     def find_format(self, writer: TextWriter) -> ToolFormat:
         """Return how the model writes calls. Raises InvalidParameter where it writes none."""
@@ -232,7 +234,12 @@ def write_calls(messages: Sequence[Mapping[str, Any]], template: str) -> list[Ma
     for message in messages:
         if calls := message.get("tool_calls"):
             text = tools.write([call["function"] for call in calls])
-            message = {**message, "content": "\n".join(filter(None, (message["content"], text)))}
+            content = message["content"]
+            if isinstance(content, list):
+                content = [*content, {"type": "text", "text": text}]
+            else:
+                content = "\n".join(filter(None, (content, text)))
+            message = {**message, "content": content}
         written.append({key: value for key, value in message.items() if key != "tool_calls"})
     return written
 
