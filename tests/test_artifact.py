@@ -83,7 +83,7 @@ def test_a_file_cut_short_is_named(name, folder):
 def test_a_report_that_was_never_written_is_not_missed(folder):
     (folder / REPORT).unlink()
     (folder / MEASURED).write_bytes(seal(unseal(folder / MEASURED) | {"report": None}))
-    Artifact.load(folder)
+    assert Artifact.load(folder).measured.report is None
 
 
 @pytest.mark.parametrize("change", ["link", "text", "pipe"])

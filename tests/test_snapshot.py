@@ -419,7 +419,9 @@ def test_nothing_on_disk_is_a_pickle(snapshots):
     model = network()
     optimizer = torch.optim.AdamW(model.parameters())
     snapshots.save(1, whole_state(model, optimizer, step=1), wait=True)
-    for path in (path for path in snapshots.folder.rglob("*") if path.is_file()):
+    files = [path for path in snapshots.folder.rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} >= {".json", ".safetensors"}
+    for path in files:
         json.loads(path.read_bytes()) if path.suffix == ".json" else load_file(path)
 
 
