@@ -20,8 +20,9 @@ from served import eventually
 from stand_in_vllm import FLAGS, make_parser
 
 from laconic.errors import LaconicError, UsageError
+from serve.requests.public_errors import InvalidParameter
 from serve.server import serve
-from serve.vllm.relay import count_choices
+from serve.vllm.relay import count_choices, refuse_addresses
 from serve.vllm.vllm_command import check_options, make_command, make_environment
 from serve.vllm.vllm_process import find_cause
 from serve.vllm.vllm_server import serve_on_vllm
@@ -268,3 +269,15 @@ def test_texts_are_counted_by_choices_and_prompts() -> None:
     assert count_choices({"prompt": ["a", "b"], "n": 3}, 10) == 6
     assert count_choices({"prompt": [1, 2, 3]}, 10) == 1
     assert count_choices({"messages": []}, 10) == 1
+
+
+@pytest.mark.parametrize("value", ["http://10.0.0.1/", {"url": "file:///etc/passwd"}, {"url": " data:,"}])
+def test_images_and_sounds_that_vllm_would_fetch_are_refused(value: Any) -> None:
+    def ask_about(value: Any) -> dict[str, Any]:
+        parts = [{"type": "text", "text": "What is it?"}, {"type": "image_url", "image_url": value}]
+        return {"messages": [None, {"role": "user", "content": parts}, {"role": "user", "content": "And?"}]}
+
+    refuse_addresses(ask_about({"url": "data:image/png;base64,AAAA"}))
+    refuse_addresses({"prompt": "http://10.0.0.1/", "messages": 1})
+    with pytest.raises(InvalidParameter, match="'image_url' must be a 'data:' URL"):
+        refuse_addresses(ask_about(value))

@@ -40,18 +40,19 @@ class Relay(Endpoint):
         started = time.monotonic_ns()
         try:
             async with WhileConnected(scope, receive):
-                rows = count_choices(await read_json(body, self.settings, reservation), self.settings.max_rows)
-                count_rows(rows)
+                content = await read_json(body, self.settings, reservation)
+                count_rows(count_choices(content, self.settings.max_rows))
+                refuse_addresses(content)
                 answer = await self.engine.ask("POST", match[0], body, CURRENT.get() or "")
                 if answer.content_type.startswith(EVENTS):
                     return self._stream(answer, scope, receive, started)
-                content = await answer.read()
-            reservation.add(len(content))
+                written = await answer.read()
+            reservation.add(len(written))
         except BaseException as error:
             self.engine.statistics.count_failure(started, error)
             raise
         self._count(started, to_error(answer.status))
-        return Answer(content, answer.status, answer.content_type)
+        return Answer(written, answer.status, answer.content_type)
 
     def _stream(self, answer: UpstreamAnswer, scope: Scope, receive: Receive, started: int) -> EventStream:
         """Return what passes a stream on. To end it hangs up, upon which vLLM writes no further."""
@@ -91,6 +92,18 @@ def count_choices(content: Any, most: int) -> int:
     if rows > most:
         raise InvalidParameter("n", f"the request asks for {rows} texts, and this server writes {most} at once")
     return rows
+
+
+def refuse_addresses(content: dict[str, Any]) -> None:
+    """Raise InvalidParameter for images and sounds in messages that vLLM would fetch from wherever a client says."""
+    messages = content.get("messages")
+    messages = messages if isinstance(messages, list) else []
+    contents = [message.get("content") for message in messages if isinstance(message, dict)]
+    parts = [part for each in contents if isinstance(each, list) for part in each if isinstance(part, dict)]
+    for name, value in ((name, value) for part in parts for name, value in part.items() if name.endswith("_url")):
+        address = value.get("url") if isinstance(value, dict) else value
+        if isinstance(address, str) and not address.startswith("data:"):
+            raise InvalidParameter("messages", f"{name!r} must be a 'data:' URL: this server fetches nothing")
 
 
 def to_error(status: int) -> LaconicError | None:
