@@ -151,6 +151,7 @@ def test_the_ready_recipes_are_listed_and_good_ones(laconic):
     found = json.loads(out)
     tasks = {
         "image-classification": "image-classification",
+        "image-text-to-text": "image-text-to-text",
         "text-classification": "text-classification",
         "text-embedding": "text-embedding",
         "text-embedding-small": "text-embedding",
@@ -158,6 +159,7 @@ def test_the_ready_recipes_are_listed_and_good_ones(laconic):
         "text-generation-int4": "text-generation",
         "text-generation-small": "text-generation",
     }
+    unhealed = ("image-text-to-text", "text-generation", "text-generation-int4")
     assert [each["name"] for each in found] == list(tasks)
     assert all(each["says"] for each in found)
     assert laconic("recipes")[0] == 0
@@ -166,7 +168,7 @@ def test_the_ready_recipes_are_listed_and_good_ones(laconic):
         assert code == 0
         assert "source: my-model" in out
         assert f"task: {tasks[each['name']]}" in out
-        assert ("distill.heal" in out) == (each["name"] not in ("text-generation", "text-generation-int4"))
+        assert ("distill.heal" in out) == (each["name"] not in unhealed)
 
 
 def broken_source(folder, trained, kind):

@@ -26,7 +26,7 @@ from laconic.recipes.recipe import Recipe
 from laconic.runtimes.generator import EncoderInputs, GenerationRequest, Sampling
 from laconic.runtimes.openvino_generator import OpenVinoGenerator
 from laconic.tasks.decoder_tensors import PIXELS
-from train.objectives.next_token import NextToken
+from train.objectives.choice import make_objective
 
 TOWER = ["*vision_tower*", "*projector*"]
 
@@ -237,4 +237,4 @@ def test_a_model_of_another_kind_is_refused() -> None:
 
 def test_models_that_read_images_are_not_trained(artifact: Artifact) -> None:
     with pytest.raises(RecipeError, match="are quantized, and not trained"):
-        NextToken(artifact.task())
+        make_objective(artifact.task())

@@ -37,7 +37,8 @@ def read_preprocess(folder: Path, *, channels: int) -> ImagePreprocess:
 
 def open_processor(folder: Path) -> Any:
     """Open the image processor that transformers reads from a folder, on pillow. Raises SourceError."""
-    read_source_json(folder / (SETTINGS if (folder / SETTINGS).is_file() else PROCESSOR))
+    is_joined = (folder / PROCESSOR).is_file() and not (folder / SETTINGS).is_file()
+    read_source_json(folder / (PROCESSOR if is_joined else SETTINGS))
     try:
         return transformers.AutoImageProcessor.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False, backend="pil"
