@@ -36,7 +36,7 @@ from train.step_assembly import distribute_step, make_step_parts
 CPU = torch.device("cpu")
 COUNT, BATCH, STEPS, KEPT = 21, 5, 7, 3
 """Ranks have 2 and 3 rows of a batch, and of an epoch's last none and 1."""
-SECONDS, GRACE = 100, 20
+SECONDS, GRACE = 100, 60
 """For both ranks, and for one when the other is done."""
 PARTS = {"gradient-accumulation": {"rows": 1}}
 LESS = {"freeze": ["embedding"], "layer_decay": 0.5, "ema": 0.4}
