@@ -42,6 +42,8 @@ def main() -> None:
         *streams, long = draw_prompts(vocabulary, arguments.streams + 1, arguments.prompt, seed)
         short = [prompt[:SHORT] for prompt in streams]
         for name, generator in generators.items():
+            if not seed:
+                watch(generator, short, ())  # warms up
             gaps[name][0].extend(watch(generator, short, ())[0])
             beside, seconds = watch(generator, short, long)
             gaps[name][1].extend(beside)
@@ -73,6 +75,7 @@ def watch(generator: Generator, streams: Sequence[tuple[int, ...]], long: tuple[
             generator.add(GenerationRequest(asked, long, Sampling(1)))
         if generator.is_idle:
             return gaps, seconds
+        is_counted = len(last) == len(streams) and (start > 0 or not long)
         for event in generator.step():
             now = time.process_time()
             if event.request_id == asked and event.token_ids:
@@ -80,7 +83,7 @@ def watch(generator: Generator, streams: Sequence[tuple[int, ...]], long: tuple[
                 for number in identifiers:
                     generator.cancel(number)
             elif event.token_ids and not seconds:
-                if event.request_id in last and (start or not long):
+                if is_counted:
                     gaps.append(now - last[event.request_id])
                 last[event.request_id] = now
 
