@@ -168,7 +168,7 @@ FILE = draw(np.random.default_rng(0))[0]
     ("messages", "said"),
     [
         (ask("a", FILE, FILE), "has 2 images, and the model reads one"),
-        (ask("a", b"no image"), "not an image that can be read"),
+        (ask("a", b"no image"), "not an image that can be read: it begins as none of PNG, JPEG"),
         (ask("a", FILE[:60]), "not an image that can be read"),
         (ask("a", FILE, kind="text/html"), "images are not fetched from elsewhere"),
         (ask("<image>", FILE), "Leave that token out"),

@@ -32,6 +32,7 @@ GREEDY: dict[str, Any] = {"model": "chat", "temperature": 0}
 TOOL = {"type": "function", "function": {"name": "f"}}
 CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 CALLED = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "number of things"}}}
 WILD: dict[str, Any] = {"model": "chat", "temperature": 2.0, "seed": 5}
 
@@ -192,6 +193,7 @@ def test_a_text_or_its_tokens_are_continued(client: openai.OpenAI, server: Runni
         ({"messages": ask("x" * CONTEXT)}, None, "context_length_exceeded", f"context is {CONTEXT} tokens"),
         ({"max_tokens": CONTEXT}, None, "context_length_exceeded", "up to 256 new ones"),
         ({"messages": [{"role": "pirate", "content": "a"}]}, "messages", None, "refuses the chat: unknown role"),
+        ({"messages": [{"role": "user", "content": [PICTURE]}]}, "messages", None, "the model reads texts alone"),
         ({"model": "twice"}, "model", None, "does tensors, and writes no texts"),
         ({"best_of": 5}, "best_of", None, "unknown parameter"),
         ({"tools": [TOOL]}, "tools", None, "the model's chat template does not read 'tools'"),

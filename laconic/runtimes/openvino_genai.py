@@ -26,9 +26,9 @@ from laconic.runtimes.stateful_graph import CacheShape, PagingRefused, StatefulM
 import openvino_genai  # isort: skip
 
 STEP_TOKENS = 128
-"""Tokens that a step reads and writes, so many choices at most among them. By the engine's own 256, the others' next
-tokens come 33 times as late beside a long prompt as without (by 128: 13; 64: 9), which itself takes 4 % longer by 128
-(SmolLM2-135M in INT4, 4 streams, 4,000 tokens; AVX2, 2026.4)."""
+"""Tokens that a step reads and writes, so many choices at most among them. By the engine's own 256, the next tokens of
+running texts come after 1.5 s beside a long prompt, by 128 after 0.7 to 0.8 s, by 64 after 0.4 s, with which only 64
+texts could be written at once (`benchmarks/long_prompts.py`, SmolLM2-135M in INT4, 4 streams; AVX2, 2026.4)."""
 BLOCK_TOKENS = 32
 """Tokens of a block of the cache, on the CPU (2026.4)."""
 KEPT = {"float32": 4, "bfloat16": 2, "int8-dynamic": 4}

@@ -203,5 +203,7 @@ def open_image(source: bytes | Path) -> Image.Image:
             ImageOps.exif_transpose(image, in_place=True)
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError, *BAD_EXIF) as error:
         name = source.name if isinstance(source, Path) else "the upload"
-        raise InputError(f"{name} is not an image that can be read: {error}") from None
+        unknown = isinstance(error, UnidentifiedImageError)  # whose text has the address of an object in memory
+        reason = f"it begins as none of {', '.join(FORMATS)}" if unknown else error
+        raise InputError(f"{name} is not an image that can be read: {reason}") from None
     return image

@@ -60,8 +60,8 @@ def expand_image(encoding: Any, image_id: int, patches: int, images: int) -> Pat
     places = encoding.ids.count(image_id)
     if places != images and not encoding.overflowing:
         raise InputError(
-            f"the text has {places} places for an image, and comes with {images}: the chat template shows no image, or "
-            f"the text itself holds the token that stands for one. Leave that token out of the text"
+            f"the text has places for images, {places}, and comes with another number of them, {images}: the chat "
+            f"template shows no image, or the text itself holds the token that stands for one. Leave that token out"
         )
     counts = [patches if token == image_id else 1 for token in encoding.ids]
     ids = [

@@ -77,20 +77,15 @@ class ImageTextToText(TextGeneration):
 
     @classmethod
     def from_preprocessing(cls, preprocessing: Preprocessing) -> Self:
+        inputs = describe_inputs(preprocessing.max_tokens, preprocessing.cache_shape)
+        options = cls.select_options(preprocessing)
+        return cls(preprocessing.tokenizer, add_pixels(inputs, options["preprocess"]), **options)
+
+    @classmethod
+    def select_options(cls, preprocessing: Preprocessing) -> dict[str, Any]:
         image = preprocessing.image or ImagePreprocess(resize=(1, 1))
-        generation = preprocessing.generation or GenerationSettings(decoder_start_token_id=preprocessing.start_id)
-        return cls(
-            preprocessing.tokenizer,
-            add_pixels(describe_inputs(preprocessing.max_tokens, preprocessing.cache_shape), image),
-            preprocess=image,
-            image_id=preprocessing.image_id,
-            patches=preprocessing.patches,
-            generation=generation,
-            start_id=preprocessing.start_id,
-            end_id=preprocessing.end_id,
-            chat=preprocessing.chat,
-            **preprocessing.text_options,
-        )
+        places = {"image_id": preprocessing.image_id, "patches": preprocessing.patches}
+        return super().select_options(preprocessing) | {"preprocess": image} | places
 
     @classmethod
     def from_assets(cls, folder: Path, inputs: tuple[TensorSpec, ...]) -> Self:

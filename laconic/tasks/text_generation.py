@@ -86,16 +86,19 @@ class TextGeneration(WrittenText, CausalText):
 
     @classmethod
     def from_preprocessing(cls, preprocessing: Preprocessing) -> Self:
-        generation = preprocessing.generation or GenerationSettings(decoder_start_token_id=preprocessing.start_id)
-        return cls(
-            preprocessing.tokenizer,
-            describe_inputs(preprocessing.max_tokens, preprocessing.cache_shape),
-            generation=generation,
-            start_id=preprocessing.start_id,
-            end_id=preprocessing.end_id,
-            chat=preprocessing.chat,
+        inputs = describe_inputs(preprocessing.max_tokens, preprocessing.cache_shape)
+        return cls(preprocessing.tokenizer, inputs, **cls.select_options(preprocessing))
+
+    @classmethod
+    def select_options(cls, preprocessing: Preprocessing) -> dict[str, Any]:
+        """Return what the task takes of a checkpoint's preprocessing beside the tokenizer."""
+        return {
+            "generation": preprocessing.generation or GenerationSettings(decoder_start_token_id=preprocessing.start_id),
+            "start_id": preprocessing.start_id,
+            "end_id": preprocessing.end_id,
+            "chat": preprocessing.chat,
             **preprocessing.text_options,
-        )
+        }
 
     @classmethod
     def from_assets(cls, folder: Path, inputs: tuple[TensorSpec, ...]) -> Self:

@@ -49,9 +49,7 @@ class ImageTextWriter(TextWriter):
     ) -> tuple[int, ...]:
         if len(images) > 1:
             raise InputError(f"the chat has {len(images)} images, and the model reads one. Send one")
-        chat = self.require_chat()
-        text = (chat.for_tools if tools else chat).render(messages, prompt=True, tools=tools)
-        return self._encode(text, images[0] if images else None)
+        return self._encode(self.render(messages, tools), images[0] if images else None)
 
     def encode_text(self, text: str) -> tuple[int, ...]:
         return self._encode(text, None)

@@ -244,9 +244,12 @@ class TextWriter(TokenWriter):
         model does not read these images."""
         if images:
             raise InputError("the chat has an image, and the model reads texts alone. Send texts")
+        return self.check(self.tokenizer.encode(self.render(messages, tools), add_special_tokens=False).ids)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> str:
+        """Render a chat, with what begins the next answer. Raises InputError as `encode_chat`."""
         chat = self.require_chat()
-        text = (chat.for_tools if tools else chat).render(messages, prompt=True, tools=tools)
-        return self.check(self.tokenizer.encode(text, add_special_tokens=False).ids)
+        return (chat.for_tools if tools else chat).render(messages, prompt=True, tools=tools)
 
     def encode_text(self, text: str) -> tuple[int, ...]:
         """Encode a text that is to be continued. Raises InputError for one without tokens."""
