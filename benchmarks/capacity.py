@@ -2,8 +2,9 @@
 
     python benchmarks/capacity.py ARTIFACT [--threads N] [--runs 5]
 
-Each run starts a server, measures its service times, and loads it at 30, 50 and 70 % of its capacity. The medians of
-the runs count; the load of the machine says whether they can be trusted.
+Each run starts a server, and in turn measures its service times and loads it, at 30, 50 and 70 % of its capacity in
+the first run. A load is predicted by the measurements before and behind it, since the pace of a machine changes within
+minutes. The medians of the runs count; the load of the machine says whether they can be trusted.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import os
 from contextlib import closing
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from judge import print_machine
@@ -29,29 +31,49 @@ from laconic.loadtest.traffic import Load, LoadPoint
 
 SHARES = (0.3, 0.5, 0.7)
 """Of the capacity."""
-SECONDS = 15.0
+SECONDS = 20.0
 """Of each load."""
 
 
-async def load(server: StartedServer, model: str, length: int, rates: list[float]) -> list[LoadPoint]:
-    """Load the server at these rates, in turn."""
+async def load(server: StartedServer, model: str, length: int, rate: float, seed: int) -> LoadPoint:
+    """Load the server at a rate."""
     place = urlsplit(f"http://{server.host}:{server.port}")
     with closing(await HttpClient.connect(place)) as client:
         served = await find_model(client, place, model, None)
         requests = list(served.make_tensor_requests(await served.read_inputs(client), length))
-    points = []
-    for number, rate in enumerate(rates):
-        samples = await Load(place, requests).run_open(rate, SECONDS, seed=number)
-        points.append(LoadPoint.of("rate", rate, samples))
-    return points
+    return LoadPoint.of("rate", rate, await Load(place, requests).run_open(rate, SECONDS, seed=seed))
 
 
-def run(artifact: Artifact, threads: int, length: int, rates: list[float]) -> tuple[ServiceTimes, list[LoadPoint]]:
-    """Measure and load one server. rates: of the load; where there are none yet, they are made from the measurement."""
+class Comparison(NamedTuple):
+    """A load beside its prediction. p99s in milliseconds."""
+
+    rate: float
+    loaded: float
+    predicted: float
+
+
+def run(artifact: Artifact, threads: int, length: int, rates: list[float], number: int) -> list[Comparison]:
+    """Measure and load one server, in turn, and predict each load by the measurements before and behind it. rates: of
+    the loads; where there are none yet, they are made from the first measurement."""
     with start_server(artifact, "--threads", str(threads), "--queue-seconds", "60") as server:
-        measured = pool(asyncio.run(probe(server, artifact.name, length=length, seconds=0.5, rounds=3)))
-        rates = rates or [share * measured.capacity for share in SHARES]
-        return measured, asyncio.run(load(server, artifact.name, length, rates))
+
+        def measure() -> ServiceTimes:
+            return pool(asyncio.run(probe(server, artifact.name, length=length, seconds=0.5, rounds=2)))
+
+        before, comparisons = measure(), []
+        for place, rate in enumerate(rates or [share * before.capacity for share in SHARES]):
+            point = asyncio.run(load(server, artifact.name, length, rate, len(SHARES) * number + place))
+            after = measure()
+            predicted = 1e3 * predict_p99(pool([before, after]), rate)
+            comparisons.append(Comparison(rate, point.latencies["p99"], predicted))
+            print(
+                f"run {number}: {rate:.0f}/s, capacity {before.capacity:.0f} and {after.capacity:.0f}/s, pace "
+                f"{before.pace.mean:.2f}, batches of {before.cap}, server {1e3 * before.cpu:.3f} ms; predicted "
+                f"{predicted:.1f}, loaded {point.latencies['p99']:.1f} ms, load average {os.getloadavg()[0]:.1f}",
+                flush=True,
+            )
+            before = after
+    return comparisons
 
 
 def main() -> None:
@@ -64,27 +86,17 @@ def main() -> None:
     arguments = parser.parse_args()
     artifact = Artifact.load(arguments.artifact)
     print_machine()
-    predicted: list[list[float]] = [[] for _ in SHARES]
-    loaded: list[list[float]] = [[] for _ in SHARES]
-    rates: list[float] = []
+    runs: list[list[Comparison]] = []
     for number in range(arguments.runs):
-        measured, points = run(artifact, arguments.threads, arguments.length, rates)
-        rates = [point.value for point in points]
-        for place, point in enumerate(points):
-            predicted[place].append(1e3 * predict_p99(measured, point.value))
-            loaded[place].append(point.latencies["p99"])
-        print(
-            f"run {number}: capacity {measured.capacity:.0f}/s, {measured.executors} executors, batches of "
-            f"{measured.cap}, server {1e3 * measured.cpu:.3f} ms + {1e3 * measured.delay:.3f} ms; predicted "
-            f"{[round(each[-1], 1) for each in predicted]}, loaded {[round(each[-1], 1) for each in loaded]} ms, load "
-            f"average {os.getloadavg()[0]:.1f}",
-            flush=True,
-        )
+        rates = [each.rate for each in runs[0]] if runs else []
+        runs.append(run(artifact, arguments.threads, arguments.length, rates, number))
     rows = []
-    for share, rate, theirs, ours in zip(SHARES, rates, loaded, predicted, strict=True):
-        error = median(ours) / median(theirs) - 1
-        rows.append([f"{rate:.0f}/s ({share:.0%})", f"{median(theirs):.1f}", f"{median(ours):.1f}", f"{error:+.0%}"])
-    table(["rate", "p99 of the load test, ms", "predicted, ms", "error"], rows)
+    for share, same in zip(SHARES, zip(*runs, strict=True), strict=True):
+        loaded, predicted = median(each.loaded for each in same), median(each.predicted for each in same)
+        spread = f"{min(each.loaded for each in same):.1f} to {max(each.loaded for each in same):.1f}"
+        label = f"{same[0].rate:.0f}/s ({share:.0%})"
+        rows.append([label, f"{loaded:.1f}", spread, f"{predicted:.1f}", f"{predicted / loaded - 1:+.0%}"])
+    table(["rate", "p99 of the load test, ms", "lowest and highest", "predicted, ms", "error"], rows)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""The queue of a server, simulated: random arrivals, one loop that reads and writes, greedy batches, pauses of
-the machine."""
+"""The queue of a server, simulated: random arrivals, one loop that reads and writes, greedy batches, the pace
+of the machine."""
 
 import random
 from collections.abc import Generator
@@ -7,7 +7,7 @@ from typing import Any
 
 import simpy
 
-from laconic.capacity.pauses import PausedClock
+from laconic.capacity.pace import PacedClock
 from laconic.capacity.service_times import ServiceTimes
 
 WARM_UP = 0.1
@@ -22,7 +22,7 @@ class ServerSimulation:
         self._times = times
         self._rate = rate
         self._random = random.Random(seed)  # noqa: S311 - not for secrets
-        self._clock = PausedClock(times.pauses, random.Random(seed))  # noqa: S311 - not for secrets
+        self._clock = PacedClock(times.pace, random.Random(seed))  # noqa: S311 - not for secrets
         self._environment = simpy.Environment()
         self._loop = simpy.Resource(self._environment, capacity=1)
         self._queue = simpy.Store(self._environment)
@@ -59,7 +59,7 @@ class ServerSimulation:
             yield self._work(seconds)
 
     def _work(self, seconds: float) -> simpy.Timeout:
-        """Wait for the end of work that takes so many seconds, and the pauses that fall into it."""
+        """Wait for the end of work that takes so many seconds at the pace of the machine."""
         now = self._environment.now
         return self._environment.timeout(self._clock.finish(now, seconds) - now)
 
@@ -69,7 +69,7 @@ class ServerSimulation:
             while self._queue.items and len(batch) < self._times.cap:
                 batch.append(self._queue.items.pop(0))
             self._busy += 1
-            seconds = self._draw(len(batch))
+            seconds = self._find_work(len(batch))
             if self._times.inline:
                 yield from self._occupy_loop(seconds)
             else:
@@ -78,10 +78,11 @@ class ServerSimulation:
             for answered in batch:
                 answered.succeed()
 
-    def _draw(self, rows: int) -> float:
-        """Draw the time of a batch: the more executors are busy, the more likely is a time measured with all busy."""
+    def _find_work(self, rows: int) -> float:
+        """Find the time of a batch, between those of the only one and of one beside which all executors are busy."""
+        alone = self._times.work(rows, together=False)
         others = (self._busy - 1) / max(1, self._times.executors - 1)
-        return self._times.draw(rows, self._random.random(), together=self._random.random() < others)
+        return alone + others * (self._times.work(rows, together=True) - alone)
 
 
 def simulate(times: ServiceTimes, rate: float, *, requests: int, seed: int = 0) -> list[float]:

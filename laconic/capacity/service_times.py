@@ -3,13 +3,13 @@
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 from urllib.parse import SplitResult
 
-from laconic.capacity.pauses import NO_PAUSES, Pauses, split_pauses
+from laconic.capacity.pace import Pace, measure_pace
 from laconic.errors import RuntimeFailure
 from laconic.loadtest.traffic import OK, Load
 
@@ -20,58 +20,74 @@ SHORTEST = 1e-6
 PROCESSES = Path("/proc")
 
 
+Series = tuple[tuple[float, ...], ...]
+"""Times of services of one kind. Those of a series ran one after the other, and are in this order."""
+
+
 @dataclass(frozen=True)
 class ServiceTimes:
     """What a server takes to serve, in seconds.
 
     executors: batches that run at a time. cap: rows of the largest batch. alone, together: the engine's times by the
-    rows of a batch, sorted, while it is the only batch and while all executors run one. cpu: processor time of the
-    server itself for a request. delay: what is left of a request's time, and occupies nothing. inline: whether batches
-    run where the server reads its requests. pauses: of the machine, in which neither goes on.
+    rows of a batch, while it is the only batch and while all executors run one. cpu: processor time of the server
+    itself for a request. delay: what is left of a request's time, and occupies nothing. inline: whether batches run
+    where the server reads its requests.
     """
 
     executors: int
     cap: int
-    alone: Mapping[int, Sequence[float]]
-    together: Mapping[int, Sequence[float]]
+    alone: Mapping[int, Series]
+    together: Mapping[int, Series]
     cpu: float
     delay: float = 0.0
     inline: bool = False
-    pauses: Pauses = NO_PAUSES
 
-    @property
+    @cached_property
+    def pace(self) -> Pace:
+        """The pace of the machine while one batch ran after the other."""
+        return Pace(
+            tuple(
+                measure_pace(middle, times)
+                for rows, middle in take_medians(self.alone).items()
+                for times in self.alone[rows]
+            )
+        )
+
+    @cached_property
     def capacity(self) -> float:
         """The requests a second that no server with these times can exceed."""
-        batches = max(rows / fmean(times) for rows, times in self.together.items())
-        running = 1 - self.pauses.share
+        batches = max(rows / seconds for rows, seconds in self._work[True].items())
         if self.inline:
-            return running / (self.cpu + 1 / batches)
-        return running * min(self.executors * batches, 1 / max(self.cpu, SHORTEST))
+            return self.pace.mean / (self.cpu + 1 / batches)
+        return self.pace.mean * min(self.executors * batches, 1 / max(self.cpu, SHORTEST))
 
-    def draw(self, rows: int, share: float, *, together: bool) -> float:
-        """Return the engine's time that this share of batches of so many rows does not exceed, between the sizes that
-        were measured."""
-        times = self.together if together else self.alone
-        sizes = sorted(times)
+    def work(self, rows: int, *, together: bool) -> float:
+        """Return the engine's time for a batch of so many rows in the median, between the sizes that were measured."""
+        seconds = self._work[together]
+        sizes = list(seconds)
         place = min(bisect_left(sizes, rows), len(sizes) - 1)
-        upper = take_quantile(times[sizes[place]], share)
+        upper = seconds[sizes[place]]
         if sizes[place] <= rows or place == 0:
             return upper
-        lower, below = take_quantile(times[sizes[place - 1]], share), sizes[place - 1]
+        lower, below = seconds[sizes[place - 1]], sizes[place - 1]
         return lower + (upper - lower) * (rows - below) / (sizes[place] - below)
 
+    @cached_property
+    def _work(self) -> dict[bool, dict[int, float]]:
+        return {False: take_medians(self.alone), True: take_medians(self.together)}
 
-def take_quantile(ordered: Sequence[float], share: float) -> float:
-    """Return the value of sorted values below which this share of them lies."""
-    return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
+
+def take_medians(times: Mapping[int, Series]) -> dict[int, float]:
+    """Return the median time of each size, the sizes sorted."""
+    return {rows: median(time for series in times[rows] for time in series) for rows in sorted(times)}
 
 
 def pool(rounds: Sequence[ServiceTimes]) -> ServiceTimes:
     """Pool the times of several rounds with one server."""
     first = rounds[0]
 
-    def join(parts: Sequence[Mapping[int, Sequence[float]]]) -> dict[int, list[float]]:
-        return {rows: sorted(time for part in parts for time in part[rows]) for rows in parts[0]}
+    def join(parts: Sequence[Mapping[int, Series]]) -> dict[int, Series]:
+        return {rows: tuple(series for part in parts for series in part[rows]) for rows in parts[0]}
 
     return ServiceTimes(
         executors=first.executors,
@@ -81,7 +97,6 @@ def pool(rounds: Sequence[ServiceTimes]) -> ServiceTimes:
         cpu=fmean(each.cpu for each in rounds),
         delay=fmean(each.delay for each in rounds),
         inline=first.inline,
-        pauses=reduce(Pauses.join, (each.pauses for each in rounds)),
     )
 
 
@@ -116,24 +131,23 @@ class ServerProbe:
 
     async def _measure_round(self, executors: int, cap: int, *, inline: bool) -> ServiceTimes:
         sizes = sorted({*(2**power for power in range(cap.bit_length())), cap})
-        alone, together = {}, {}
-        delay, cpu, pauses = 0.0, 0.0, NO_PAUSES
+        alone: dict[int, Series] = {}
+        together: dict[int, Series] = {}
+        delay, cpu = 0.0, 0.0
         for rows in sizes:
             times, overhead, spent = await self._measure(rows, 1)
-            alone[rows], seen = split_pauses(times)
-            pauses = pauses.join(seen)
+            alone[rows] = together[rows] = (times,)
             if rows == 1:
                 delay = max(0.0, overhead - spent)
-            together[rows] = alone[rows]
             if executors > 1:
                 times, _, spent = await self._measure(rows, executors)
-                together[rows], _ = split_pauses(times)
+                together[rows] = (times,)
             cpu = spent if rows == 1 else cpu
-        return ServiceTimes(executors, cap, alone, together, cpu, delay, inline, pauses)
+        return ServiceTimes(executors, cap, alone, together, cpu, delay, inline)
 
-    async def _measure(self, rows: int, clients: int) -> tuple[list[float], float, float]:
-        """Load with requests of so many rows. Return the engine's times, sorted; the mean of what a request takes
-        besides, and the server's processor time of that."""
+    async def _measure(self, rows: int, clients: int) -> tuple[tuple[float, ...], float, float]:
+        """Load with requests of so many rows. Return the engine's times in their order; the mean of what a request
+        takes besides, and the server's processor time of that."""
         batches, cpu = await self._read_batches(), read_cpu_seconds(self._process)
         times = await self._run(rows, clients)
         spent = sum_spent(cpu, read_cpu_seconds(self._process))
@@ -145,7 +159,7 @@ class ServerProbe:
             raise RuntimeFailure(f"no batch of {rows} rows ran: the engine takes the rows of a request apart")
         engine = 1e-9 * ns / count
         overhead = max(0.0, fmean(times) - engine)
-        return sorted(max(SHORTEST, time - overhead) for time in times), overhead, spent / len(times)
+        return tuple(max(SHORTEST, time - overhead) for time in times), overhead, spent / len(times)
 
     async def _run(self, rows: int, clients: int) -> list[float]:
         load = Load(self._place, [self._make_request(rows)])

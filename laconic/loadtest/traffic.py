@@ -42,10 +42,11 @@ class Load:
         self._samples: list[Sample] = []
 
     async def run_closed(self, clients: int, seconds: float) -> list[Sample]:
-        """Load by so many clients, each of which sends its next request when it has its answer."""
+        """Load by so many clients, each of which sends its next request when it has its answer, and one at least."""
         end = time.monotonic() + seconds
 
         async def send_in_turn() -> None:
+            await self._send(time.monotonic())
             while (due := time.monotonic()) < end:
                 await self._send(due)
 
