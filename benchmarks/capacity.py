@@ -7,7 +7,6 @@ the first run. A load is predicted by the measurements before and behind it, sin
 minutes. The medians of the runs count; the load of the machine says whether they can be trusted.
 """
 
-import argparse
 import asyncio
 import os
 from contextlib import closing
@@ -16,8 +15,7 @@ from statistics import median
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from judge import print_machine
-from run import table
+from results import Results, make_parser
 
 from laconic.artifacts.artifact import Artifact
 from laconic.capacity.service_times import ServiceTimes, pool
@@ -78,14 +76,14 @@ def run(artifact: Artifact, threads: int, length: int, rates: list[float], numbe
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("artifact", type=Path)
     parser.add_argument("--threads", type=int, default=cores())
     parser.add_argument("--length", type=int, default=32)
     parser.add_argument("--runs", type=int, default=5)
     arguments = parser.parse_args()
     artifact = Artifact.load(arguments.artifact)
-    print_machine()
+    results = Results("capacity", publish=arguments.publish)
     runs: list[list[Comparison]] = []
     for number in range(arguments.runs):
         rates = [each.rate for each in runs[0]] if runs else []
@@ -96,7 +94,7 @@ def main() -> None:
         spread = f"{min(each.loaded for each in same):.1f} to {max(each.loaded for each in same):.1f}"
         label = f"{same[0].rate:.0f}/s ({share:.0%})"
         rows.append([label, f"{loaded:.1f}", spread, f"{predicted:.1f}", f"{predicted / loaded - 1:+.0%}"])
-    table(["rate", "p99 of the load test, ms", "lowest and highest", "predicted, ms", "error"], rows)
+    results.table("p99", ["rate", "p99 of the load test, ms", "lowest and highest", "predicted, ms", "error"], rows)
 
 
 if __name__ == "__main__":

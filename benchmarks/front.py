@@ -9,7 +9,6 @@ cores; what is made is kept. NNCF has a row where it is installed; of Optimum, w
 Laconic is built on, a model that `optimum-cli onnxruntime quantize --avx512_vnni` wrote can be given.
 """
 
-import argparse
 import math
 import os
 import subprocess
@@ -22,10 +21,10 @@ from pathlib import Path
 import wide_corpus
 from corpus import corpus
 from inputs import model_folder, texts
-from judge import judge, judgement_rows, print_machine
+from judge import judge, judgement_rows
 from minilm import LACONIC, ORIGINAL, WAYS, faithful, fidelity_rows, kind_rows, speed_rows
 from peers import Way, optimum, peers
-from run import table
+from results import Results, make_parser
 from test_set import choose_texts
 
 from export.sources import as_checkpoint_source, capture_graph, open_source
@@ -54,13 +53,14 @@ class Inputs:
 
 def main() -> None:
     """Make, measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=15, help="how often each way is run")
     parser.add_argument("--batches", default="1,8,32", help="batch sizes, with commas between them")
     parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where inputs and artifacts go")
     parser.add_argument("--optimum", type=Path, help="an ONNX file that Optimum quantized")
     parser.add_argument("--row", action="append", default=[], help="NAME=ARTIFACT of the same model, a row of its own")
     arguments = parser.parse_args()
+    results = Results("front", publish=arguments.publish)
     folder = arguments.cache
     folder.mkdir(parents=True, exist_ok=True)
     data, development = texts(folder)
@@ -88,19 +88,19 @@ def main() -> None:
                 sessions, task, baseline=ORIGINAL, batches=sizes, threads=1, step=step, rounds=arguments.rounds,
                 patience=math.inf,
             )  # fmt: skip
-    print_machine()
     print(f"On {' and '.join(f'{len(kind)} {name}' for name, kind in development.items())}:\n")
     head, found = fidelity_rows(rows)
-    table(
+    results.table(
+        "kinds of the front",
         ["", "MB", *head[1:]],
         [[row[0], f"{size / 1e6:.1f}", *row[1:]] for row, (_, _, size) in zip(found, ways, strict=True)],
     )
     print("\nBy kind of text:\n")
-    table(*kind_rows(rows))
+    results.table("by kind", *kind_rows(rows))
     print(f"\nTest set, {', '.join(f'{len(kind)} {name}' for name, kind in tested.items())}:\n")
-    table(*judgement_rows(judged))
+    results.table("judged", *judgement_rows(judged))
     print(f"\n{times[0].length} tokens, one thread, {arguments.rounds} rounds, medians and quartiles:\n")
-    table(*speed_rows([time.model_dump() for time in times]))
+    results.table("speed", *speed_rows([time.model_dump() for time in times]))
 
 
 def write_corpora(folder: Path, data: Path) -> dict[str, Path]:

@@ -6,8 +6,6 @@ Judges the commands of `run.py` and ONNX Runtime's own quantization, and artifac
 `test_set.py`, which nothing was chosen by. Look at it once: what is chosen after a look needs a new test set (SALT).
 """
 
-import argparse
-import importlib.metadata
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,13 +13,12 @@ from pathlib import Path
 import numpy as np
 from inputs import model_folder, texts
 from minilm import artifacts, ways
-from run import table
+from results import Results, make_parser
 from test_set import choose_texts
 
 from laconic.arrays import Array
 from laconic.artifacts.artifact import Artifact
 from laconic.data.reader import make_dataset
-from laconic.hardware import this_machine
 from laconic.progress import Steps
 from laconic.runtimes.predict import predict
 from laconic.runtimes.runtime import Session
@@ -30,12 +27,13 @@ from laconic.tasks.task import Task
 
 def main() -> None:
     """Judge and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("artifacts", nargs="*", type=Path, help="other artifacts of the same model")
     parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where inputs and artifacts go")
     parser.add_argument("--rows", type=int, default=150, help="texts of each kind")
     parser.add_argument("--seen", type=Path, action="append", default=[], help=".jsonl of texts that were healed on")
     arguments = parser.parse_args()
+    results = Results("judge", publish=arguments.publish)
     folder = arguments.cache
     folder.mkdir(parents=True, exist_ok=True)
     source = model_folder(folder)
@@ -46,16 +44,8 @@ def main() -> None:
     with ExitStack() as stack:
         sessions = {name: session for name, session, _ in ways(source, made, folder, stack)}
         found = dict(judge(sessions, made["`export`"].task(), chosen))
-    print_machine()
     print(f"{', '.join(f'{len(kind)} {name}' for name, kind in chosen.items())}: mean, 5th percentile, worst\n")
-    table(*judgement_rows(found))
-
-
-def print_machine() -> None:
-    """The processor, and the versions of what computes."""
-    machine = this_machine()
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "onnxruntime", "openvino"))
-    print(f"\n{machine.processor} ({', '.join(machine.features)}), {versions}\n")
+    results.table("judged", *judgement_rows(found))
 
 
 def judgement_rows(found: Mapping[str, dict[str, Array]]) -> tuple[list[str], list[list[str]]]:

@@ -6,7 +6,6 @@ One thread; of each kernel the shortest of all runs counts, so that other work o
 shares are told. Kernels of a kind have names that differ in numbers alone.
 """
 
-import argparse
 import json
 import re
 import tempfile
@@ -17,8 +16,7 @@ from typing import NamedTuple
 
 import onnxruntime as ort
 import openvino as ov
-from judge import print_machine
-from run import table
+from results import Results, make_parser
 
 from laconic.arrays import Arrays
 from laconic.artifacts.artifact import Artifact
@@ -96,7 +94,7 @@ def describe(times: Mapping[Kernel, float]) -> list[list[str]]:
 
 def main() -> None:
     """Profile and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("artifact", type=Path)
     parser.add_argument(
         "--engine", choices=list(PROFILES), help="one that the artifact is placed for; by default its first"
@@ -110,10 +108,10 @@ def main() -> None:
     if placement is None or engine not in PROFILES:
         found = ", ".join(each.runtime for each in artifact.manifest.placements)
         parser.error(f"the artifact is placed for {found}, of which only {' and '.join(PROFILES)} are profiled")
-    print_machine()
+    results = Results("kernel_profile", publish=arguments.publish)
     inputs = artifact.task().typical(arguments.batch, LENGTH)
     times = PROFILES[engine](artifact.path / placement.model, placement.compute, inputs, arguments.runs)
-    table(["nodes", "kernel", "number", "share of the time"], describe(times))
+    results.table("kernels", ["nodes", "kernel", "number", "share of the time"], describe(times))
 
 
 if __name__ == "__main__":

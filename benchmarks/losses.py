@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from judge import print_machine
+from results import print_machine
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear, linear_cross_entropy
 

@@ -7,7 +7,6 @@ round lengths up alike, have the measured knee as their largest batch, and run t
 batcher puts into a batch whatever comes next. Engine time alone is counted, as processor time.
 """
 
-import argparse
 import statistics
 import time
 from collections import deque
@@ -16,8 +15,7 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from judge import print_machine
-from run import table
+from results import Results, make_parser
 
 from laconic.artifacts.artifact import Artifact
 from laconic.runtimes.runtime import Session
@@ -35,7 +33,7 @@ MIXES: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("artifact", type=Path)
     parser.add_argument("--runtime", default=None)
     parser.add_argument("--knee", type=int, default=None, help="rows; that of the artifact where None")
@@ -48,7 +46,7 @@ def main() -> None:
     cap = read_cap(artifact)
     if arguments.knee:
         cap = Cap(arguments.knee, arguments.knee * cap.cells // cap.rows)
-    print_machine()
+    results = Results("padding", publish=arguments.publish)
     rows = []
     with artifact.open(arguments.runtime, threads=1) as session:
         for name, draw in MIXES.items():
@@ -71,7 +69,7 @@ def main() -> None:
                 ]
             )
     print(f"\n{artifact.name}, knee {cap.rows}:\n")
-    table(["lengths", "rows per CPU-second", "padded", "ratio (range)", "padding", "padded"], rows)
+    results.table("lengths", ["lengths", "rows per CPU-second", "padded", "ratio (range)", "padding", "padded"], rows)
 
 
 class PaddedBatch(Batch):

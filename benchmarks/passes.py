@@ -23,8 +23,7 @@ import onnx
 import transformers
 from family_checkpoint import CLASSES, sharpen
 from inputs import model_folder
-from judge import print_machine
-from run import table
+from results import print_machine, print_table
 
 import export.capture.capture as capturing
 import export.passes.normalize as normalizing
@@ -69,7 +68,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     print_machine()
     print(f"Load {os.getloadavg()[0]:.1f}; batch {arguments.batch}, {arguments.rounds} rounds\n")
-    table(["model", "engine", "ms", *list(PASSES)[1:]], [])
+    print_table(["model", "engine", "ms", *list(PASSES)[1:]], [])
     for name, source in write_sources(folder, arguments.cache):
         graphs = export_graphs(load_source(source), folder / name)
         for engine in arguments.engines.split(","):

@@ -15,7 +15,7 @@ from typing import Any
 import digits
 import numpy as np
 from inputs import model_folder, texts
-from run import table
+from results import print_table
 
 from export.candidates.engine_option import EngineOption
 from export.sources import capture_graph, open_source
@@ -120,7 +120,7 @@ def main() -> None:
     source, seen, unseen = MODELS[arguments.model](arguments.cache)
     cache = Cache(arguments.cache / "cache")
     head = ["", "MB", *(f"{engine}: {figure}" for engine in ENGINES for figure in ("mean", "worst"))]
-    table(head, [])
+    print_table(head, [])
     for row in rows(source, seen, unseen, cache, arguments.samples, arguments.only):
         print(f"| {' | '.join(row)} |", flush=True)
 

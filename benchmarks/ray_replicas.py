@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 import psutil
-from judge import print_machine
+from results import print_machine
 
 from laconic.commands.load import find_model
 from laconic.loadtest.http_client import ConnectionFailed, HttpClient

@@ -7,7 +7,6 @@ speed-ups are medians of the ratio per round, with its quartiles. Fidelity is fo
 `laconic` gets the others. It takes a quarter of an hour on two quiet cores.
 """
 
-import argparse
 import importlib.metadata
 import json
 import platform
@@ -19,6 +18,7 @@ from typing import Any
 import digits
 import minilm
 from inputs import model_folder, texts
+from results import Results, make_parser
 
 from laconic.hardware import this_machine
 
@@ -28,13 +28,14 @@ PACKAGES = ("laconic", "torch", "transformers", "onnxruntime", "openvino", "nump
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--fast", action="store_true", help="fewer texts and rounds, coarser figures")
     parser.add_argument("--rounds", type=int, default=None, help="how often each way is run: 21, or 5 with --fast")
     parser.add_argument("--batches", default="1,8,32", help="batch sizes, with commas between them")
     parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where inputs and artifacts go")
     parser.add_argument("--json", type=Path, default=None, help="write the figures to this file, too")
     arguments = parser.parse_args()
+    results = Results("run", publish=arguments.publish)
     rounds = arguments.rounds or (5 if arguments.fast else 21)
     sizes = [int(size) for size in arguments.batches.split(",")]
     folder = arguments.cache
@@ -52,7 +53,7 @@ def main() -> None:
         "minilm": minilm.measure(source, made, unseen, folder, rounds, sizes),
         "digits": digits.measure(folder, rounds, sizes),
     }
-    show(found)
+    show(found, results)
     server: list[str | Path] = [
         sys.executable,
         HERE / "server.py",
@@ -66,30 +67,24 @@ def main() -> None:
         arguments.json.write_text(json.dumps(found, indent=1, default=float) + "\n", encoding="utf-8")
 
 
-def show(found: dict[str, Any]) -> None:
+def show(found: dict[str, Any], results: Results) -> None:
     """The tables, in Markdown."""
     machine, model, network = found["machine"], found["minilm"], found["digits"]
     print(f"\n{machine['processor']}, {machine['cores']} cores ({', '.join(machine['features'])}),", end=" ")
     print(f"{machine['memory'] / 2**30:.0f} GiB; {', '.join(f'{k} {v}' for k, v in found['versions'].items())}.")
     length = model["timings"][0]["length"]
     print(f"\n### MiniLM: speed\n\n{length} tokens, one thread, {found['rounds']} rounds, medians and quartiles.\n")
-    table(*minilm.speed_rows(model["timings"]))
+    results.table("MiniLM: speed", *minilm.speed_rows(model["timings"]))
     counts = " and ".join(f"{count} {kind}" for kind, count in model["unseen"].items())
     print(f"\n### MiniLM: fidelity\n\nOn {counts}, none of which `laconic` was given.\n")
-    table(*minilm.fidelity_rows(model["fidelity"]))
+    results.table("MiniLM: fidelity", *minilm.fidelity_rows(model["fidelity"]))
     print("\nSize, and independence of the batch:\n")
-    table(*minilm.batch_rows(model["fidelity"]))
+    results.table("MiniLM: batches", *minilm.batch_rows(model["fidelity"]))
     print("\nBy kind of text:\n")
-    table(*minilm.kind_rows(model["fidelity"]))
+    results.table("MiniLM: by kind", *minilm.kind_rows(model["fidelity"]))
     print(f"\n### Digits\n\nAccuracy on {network['images']} images that neither training nor `laconic` used.\n")
     head, speed = minilm.speed_rows(network["timings"])
-    table(["", "MB", "accuracy", "change (95 % interval)", *head[1:]], digits.rows(network, speed))
-
-
-def table(head: list[str], rows: list[list[str]]) -> None:
-    """In Markdown."""
-    for line in (head, ["---"] * len(head), *rows):
-        print(f"| {' | '.join(line)} |")
+    results.table("digits", ["", "MB", "accuracy", "change (95 % interval)", *head[1:]], digits.rows(network, speed))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ all-MiniLM-L6-v2, every layer quantized alone by the default recipe's plan: with
 with the graph run from that layer on, which is what `laconic compress` does. By processor time, of all threads.
 """
 
-import argparse
 import tempfile
 import time
 from collections.abc import Callable
@@ -15,8 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from inputs import model_folder, texts
-from judge import print_machine
-from run import table
+from results import Results, make_parser
 
 from compress.quantize.sensitivity import measure_sensitivity
 from compress.quantize.static import Static
@@ -39,12 +37,12 @@ TEXTS = 600
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--samples", type=int, default=32, help=f"to compare with {PROBE}")
     parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where inputs go")
     arguments = parser.parse_args()
     arguments.cache.mkdir(parents=True, exist_ok=True)
-    print_machine()
+    results = Results("sensitivity", publish=arguments.publish)
     data, _ = texts(arguments.cache, TEXTS)
     recipe = Recipe.parse({"source": str(model_folder(arguments.cache)), "data": str(data), "stages": []})
     with tempfile.TemporaryDirectory() as name:
@@ -75,7 +73,8 @@ def main() -> None:
             return measure_sensitivity(graph, plan, replace(context, trial=trial)), time.process_time() - start
 
         found = {(count, whole): measure(count, whole=whole) for count in sets for whole in (True, False)}
-    table(
+    results.table(
+        "layers",
         ["samples", "whole graph, s", "from the layer on, s"],
         [[str(count), *(f"{found[count, whole][1]:.1f}" for whole in (True, False))] for count in sets],
     )

@@ -9,7 +9,6 @@ model. Peers (`litserve`, `bentoml`, `mlserver`, `ray`, `triton` with nvidia-pyt
 environments of their own, of which PYTHON is the interpreter.
 """
 
-import argparse
 import asyncio
 import json
 import os
@@ -26,9 +25,8 @@ from urllib.parse import urlsplit
 import numpy as np
 import onnx
 import psutil
-from judge import print_machine
 from onnx import TensorProto, helper
-from run import table
+from results import Results, make_parser
 from serving_peers import BARE, PEERS, V2, Peer, make_v2_request
 
 from laconic.commands.http_session import write_request
@@ -69,7 +67,7 @@ class Target:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--peer", action="append", default=[], help="NAME=PYTHON of an environment that has it")
     parser.add_argument("--clients", default="16,64")
     parser.add_argument("--seconds", type=float, default=1.0, help="of each round")
@@ -86,14 +84,16 @@ def main() -> None:
         for target in targets:
             asyncio.run(wait_until_ready(target))
             asyncio.run(target.measure(4, arguments.seconds / 2))
-        print_machine()
+        results = Results("serving", publish=arguments.publish)
         for clients in map(int, arguments.clients.split(",")):
             found: dict[str, list[float]] = {target.name: [] for target in targets}
             for _ in range(arguments.rounds):
                 for target in targets:
                     found[target.name].append(asyncio.run(target.measure(clients, arguments.seconds)))
             print(f"\n{clients} clients, {arguments.rounds} rounds:\n")
-            table(["server", "requests per CPU-second", "of bare uvicorn (range)"], make_rows(found))
+            results.table(
+                f"{clients} clients", ["server", "requests per CPU-second", "of bare uvicorn (range)"], make_rows(found)
+            )
 
 
 def make_rows(found: dict[str, list[float]]) -> list[list[str]]:

@@ -8,7 +8,6 @@ ways take turns, in one thread, and are compared by processor time, so that othe
 rows where it is installed, BF16 where the processor has its instructions. Half an hour for all three on two cores.
 """
 
-import argparse
 import copy
 import importlib.util
 import json
@@ -30,11 +29,10 @@ import onnx
 import transformers
 from family_checkpoint import CLASSES, sharpen, write_images
 from inputs import model_folder, texts
-from judge import print_machine
 from minilm import ORIGINAL, speed_rows
 from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic, quantize_static
 from peers import Compiled, InBfloat16, Reader, Way, opened
-from run import table
+from results import Results, make_parser
 from torch import nn
 
 from export.sources import as_checkpoint_source, capture_graph, open_source
@@ -111,16 +109,18 @@ SHAPES = {
 
 def main() -> None:
     """Make, measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("shapes", nargs="*", default=list(SHAPES), metavar="SHAPE", help=f"of {', '.join(SHAPES)}")
     parser.add_argument("--rounds", type=int, default=7, help="how often each way is run")
     parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where inputs and artifacts go")
     arguments = parser.parse_args()
-    print_machine()
+    results = Results("shapes", publish=arguments.publish)
     for name in arguments.shapes:
         folder = arguments.cache / name
         folder.mkdir(parents=True, exist_ok=True)
-        measure(name, SHAPES[name], folder, arguments.rounds, *write_inputs(SHAPES[name], folder, arguments.cache))
+        measure(
+            name, SHAPES[name], folder, arguments.rounds, results, *write_inputs(SHAPES[name], folder, arguments.cache)
+        )
 
 
 def write_inputs(shape: Shape, folder: Path, cache: Path) -> tuple[Path, Path]:
@@ -134,7 +134,7 @@ def write_inputs(shape: Shape, folder: Path, cache: Path) -> tuple[Path, Path]:
     return source, images if images.exists() else write_images(images)
 
 
-def measure(name: str, shape: Shape, folder: Path, rounds: int, source: Path, data: Path) -> None:
+def measure(name: str, shape: Shape, folder: Path, rounds: int, results: Results, source: Path, data: Path) -> None:
     """Print the time of `laconic compress`, and the table of all ways."""
     made = make_artifact(source, data, folder)
     artifact = Artifact.load(folder / "compress")
@@ -162,7 +162,8 @@ def measure(name: str, shape: Shape, folder: Path, rounds: int, source: Path, da
     print(f"One thread, {rounds} rounds, by processor time, medians and quartiles.\n")
     head, rows = speed_rows([each.model_dump() for each in times])
     columns = ["", "MB", "error, mean", "largest", *head[1:]]
-    table(
+    results.table(
+        name,
         columns,
         [
             [row[0], f"{size / 1e6:.1f}", *(f"{each:.4f}" for each in errors[way]), *row[1:]]

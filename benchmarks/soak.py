@@ -7,7 +7,6 @@ client before the answer, and one arrives in five pieces over a second. Every ot
 sent, as the model is an identity. The server's memory, descriptors and threads are read at equal distances.
 """
 
-import argparse
 import asyncio
 import random
 import sys
@@ -20,8 +19,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
-from judge import print_machine
-from run import table
+from results import Results, make_parser
 from serving import SIZE, Target, make_request, start_laconic, wait_until_ready
 
 from laconic.commands.http_session import write_request
@@ -122,7 +120,7 @@ class Soak:
 
 def main() -> None:
     """Run it, and print. Exits with 1 where an answer was not the one expected or something grew."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--requests", type=int, default=1_000_000)
     parser.add_argument("--clients", type=int, default=32)
     arguments = parser.parse_args()
@@ -133,15 +131,17 @@ def main() -> None:
         started = time.monotonic()
         asyncio.run(soak.run(arguments.clients))
         seconds = time.monotonic() - started
-    print_machine()
+    results = Results("soak", publish=arguments.publish)
     print(f"\n{arguments.requests:,} requests of {arguments.clients} clients in {seconds:.0f} s:\n")
-    table(["kind: answer", "requests"], [[kind, f"{count:,}"] for kind, count in sorted(soak.outcomes.items())])
+    results.table(
+        "answers", ["kind: answer", "requests"], [[kind, f"{count:,}"] for kind, count in sorted(soak.outcomes.items())]
+    )
     print()
     rows = [
         [f"{each.requests:,}", f"{each.resident / 2**20:.1f} MiB", str(each.descriptors), str(each.threads)]
         for each in soak.readings
     ]
-    table(["requests", "resident", "descriptors", "threads"], rows)
+    results.table("resources", ["requests", "resident", "descriptors", "threads"], rows)
     settled = soak.readings[len(soak.readings) // 4 :]
     growth = settled[-1].resident - settled[0].resident
     print(f"\nResident memory after the first quarter: {growth / 2**20:+.1f} MiB.")

@@ -3,6 +3,7 @@
 import importlib
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -300,3 +301,39 @@ def read_marks(path):
     words = re.findall(r"<text[^>]*>([^<]*)</text>", text)
     places = re.findall(r'<use xlink:href="#m[^"]*" x="([\d.]+)" y="([\d.]+)"', text)
     return words, [(round(float(x)), round(float(y))) for x, y in places]
+
+
+def test_pages_show_what_the_result_files_say(monkeypatch):
+    monkeypatch.syspath_prepend(HOME / "benchmarks")
+    results = importlib.import_module("results")
+    shown = {}
+    for page, text, rendered in results.render_pages():
+        assert text == rendered, f"{page.name}: run python benchmarks/results.py"
+        shown |= {match["name"]: page for match in results.BLOCK.finditer(text)}
+    assert sorted(shown) == sorted(path.stem for path in results.FOLDER.glob("*.json"))
+
+
+def test_a_table_is_kept_with_its_conditions_and_written_again_over_an_older_one(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(HOME / "benchmarks")
+    results = importlib.import_module("results")
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    monkeypatch.setattr(results, "list_changes", list)
+    words = ["/home/me/benchmarks/speed.py", "/data/a model.laconic", "--runs", "5", "--publish"]
+    monkeypatch.setattr(sys, "argv", words)
+    measured = results.Results("speed", publish=True)
+    measured.table("first", ["way", "ms"], [["ours", "11 ms"]])
+    measured.table("second", ["way", "ms"], [["ours", "22 ms"]])
+    page = "Before\n\n<!-- result: speed first -->\n\nBetween\n\n<!-- result: speed second -->\n\nAfter\n"
+    once = results.BLOCK.sub(results.render_block, page)
+    order = ["Before", "| ours | 11 ms |", "Between", "| ours | 22 ms |", "After"]
+    assert sorted(order, key=once.index) == order
+    assert "`python benchmarks/speed.py 'a model.laconic' --runs 5` at commit" in once
+    assert results.BLOCK.sub(results.render_block, once.replace("22 ms", "99 ms").replace("11 ms", "88")) == once
+
+
+def test_figures_of_uncommitted_code_are_not_published(monkeypatch):
+    monkeypatch.syspath_prepend(HOME / "benchmarks")
+    results = importlib.import_module("results")
+    monkeypatch.setattr(results, "list_changes", lambda: ["serve/server.py"])
+    with pytest.raises(SystemExit, match=r"commit serve/server\.py first"):
+        results.Results("speed", publish=True)

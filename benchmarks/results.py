@@ -1,0 +1,181 @@
+"""The tables of a benchmark: printed, kept in a result file, and from there written into the documentation.
+
+    python benchmarks/results.py [--check]
+
+A benchmark that is run with --publish writes benchmarks/results/NAME.json: its tables, and the commit, the machine and
+the load that they were measured with. A page has the line `<!-- result: NAME TITLE -->` where one of the tables
+belongs; this command writes it there, with its conditions below. --check changes nothing, and fails where a page is
+out of date.
+"""
+
+import argparse
+import importlib.metadata
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from laconic.hardware import Machine, this_machine
+
+HOME = Path(__file__).parents[1]
+FOLDER = HOME / "benchmarks" / "results"
+PACKAGES = ("torch", "onnxruntime", "openvino")
+UNPUBLISHED = ("benchmarks/results/", "docs/", "README.md", "CHANGELOG.md")
+"""Paths that no figure depends on, by their beginning."""
+BLOCK = re.compile(
+    r"<!-- result: (?P<name>\S+) (?P<title>[^\n]+?) -->\n"
+    r"(?:(?:(?!<!-- result: )[^\n]*\n)*?<!-- end of result -->\n)?"
+)
+
+
+class Table(BaseModel):
+    """Cells as they are printed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+class ResultFile(BaseModel):
+    """What one run of a benchmark measured. load: the machine's average over a minute, before and after. day: in UTC.
+    tables: by title."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    command: str
+    commit: str
+    day: str
+    processor: str
+    features: tuple[str, ...]
+    cores: int
+    versions: dict[str, str]
+    load: tuple[float, float]
+    tables: dict[str, Table]
+
+    def render(self, title: str) -> str:
+        """Return a table in Markdown, with its conditions below."""
+        table = self.tables[title]
+        lines = [f"| {' | '.join(cells)} |" for cells in (table.head, ["---"] * len(table.head), *table.rows)]
+        machine = f"{self.processor} ({', '.join(self.features)}), {self.cores} cores"
+        load = f"load {self.load[0]:.1f} before, {self.load[1]:.1f} after"
+        measured = f"Measured by `{self.command}` at commit {self.commit[:8]} on {self.day}: {machine}, {load}."
+        return "\n".join((*lines, "", measured))
+
+
+class Results:
+    """The tables of one run. Prints the machine and each table; with `publish`, keeps them in the result file.
+
+    Raises SystemExit where the working tree differs from its commit, so that no figure names a commit it is not from.
+    """
+
+    def __init__(self, name: str, *, publish: bool) -> None:
+        self._path = FOLDER / f"{name}.json" if publish else None
+        if publish and (changed := list_changes()):
+            raise SystemExit(f"--publish names the commit of the figures: commit {', '.join(changed)} first")
+        machine = print_machine()
+        self._result = ResultFile(
+            command=describe_command(sys.argv),
+            commit=run_git("rev-parse", "HEAD") if publish else "",
+            day=datetime.now(UTC).date().isoformat(),
+            processor=machine.processor,
+            features=machine.features,
+            cores=machine.cores,
+            versions=read_versions(),
+            load=(os.getloadavg()[0],) * 2,
+            tables={},
+        )
+
+    def table(self, title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Print a table, and keep it."""
+        print_table(head, rows)
+        tables = self._result.tables | {title: Table(head=tuple(head), rows=tuple(tuple(row) for row in rows))}
+        self._result = self._result.model_copy(
+            update={"tables": tables, "load": (self._result.load[0], os.getloadavg()[0])}
+        )
+        if self._path is not None:
+            self._path.parent.mkdir(exist_ok=True)
+            self._path.write_text(self._result.model_dump_json(indent=1) + "\n", encoding="utf-8")
+
+
+def make_parser(description: str) -> argparse.ArgumentParser:
+    """Make the parser of a benchmark whose tables can be published. description: the docstring of its module."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    parser.add_argument("--publish", action="store_true", help="keep the tables in benchmarks/results/")
+    return parser
+
+
+def print_machine() -> Machine:
+    """Print the processor, and the versions of what computes. Return the machine."""
+    machine = this_machine()
+    versions = ", ".join(f"{package} {version}" for package, version in read_versions().items())
+    print(f"\n{machine.processor} ({', '.join(machine.features)}), {versions}\n", flush=True)
+    return machine
+
+
+def read_versions() -> dict[str, str]:
+    """Read the versions of what computes."""
+    return {package: importlib.metadata.version(package) for package in PACKAGES}
+
+
+def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table in Markdown."""
+    for cells in (head, ["---"] * len(head), *rows):
+        print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def describe_command(words: Sequence[str]) -> str:
+    """Return the command of a run; folders of this machine are left out, and so is --publish."""
+    script, *others = words
+    shown = [Path(word).name if os.sep in word else word for word in others if word != "--publish"]
+    return shlex.join(["python", f"benchmarks/{Path(script).name}", *shown])
+
+
+def run_git(*words: str) -> str:
+    """Return what a command of git prints in this repository."""
+    git = subprocess.run(["git", *words], cwd=HOME, check=True, capture_output=True, text=True)
+    return git.stdout.strip("\n")
+
+
+def list_changes() -> list[str]:
+    """List the paths that differ from the commit, and that a figure could depend on."""
+    paths = [line[3:] for line in run_git("status", "--porcelain").splitlines()]
+    return [path for path in paths if not path.startswith(UNPUBLISHED)]
+
+
+def render_pages() -> Iterator[tuple[Path, str, str]]:
+    """Yield each page that shows results, with its text, and the text that it should have."""
+    for page in (HOME / "README.md", *sorted((HOME / "docs").glob("*.md"))):
+        text = page.read_text(encoding="utf-8")
+        rendered = BLOCK.sub(render_block, text)
+        if "<!-- result:" in text:
+            yield page, text, rendered
+
+
+def render_block(match: re.Match[str]) -> str:
+    """Return a line that names a result, and the table behind it."""
+    result = ResultFile.model_validate_json((FOLDER / f"{match['name']}.json").read_text(encoding="utf-8"))
+    line = f"<!-- result: {match['name']} {match['title']} -->"
+    return f"{line}\n{result.render(match['title'])}\n<!-- end of result -->\n"
+
+
+def main() -> None:
+    """Write the tables into the pages, or check them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="change nothing; fail where a page is out of date")
+    check = parser.parse_args().check
+    for page, text, rendered in render_pages():
+        if text != rendered and check:
+            raise SystemExit(f"{page.name} is not what benchmarks/results.py makes of the result files")
+        if text != rendered:
+            page.write_text(rendered, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
