@@ -94,11 +94,24 @@ class Results:
 
     def table(self, title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print a table, and keep it."""
-        print_table(head, rows)
-        tables = self._result.tables | {title: Table(head=tuple(head), rows=tuple(tuple(row) for row in rows))}
-        self._result = self._result.model_copy(
-            update={"tables": tables, "load": (self._result.load[0], os.getloadavg()[0])}
-        )
+        self.begin(title, head)
+        for row in rows:
+            self.add(title, row)
+
+    def begin(self, title: str, head: Sequence[str]) -> None:
+        """Print the head of a table whose rows follow as they are measured."""
+        print_table(head, [])
+        self._keep(title, Table(head=tuple(head), rows=()))
+
+    def add(self, title: str, row: Sequence[str]) -> None:
+        """Print the next row of a table, and keep it."""
+        print_row(row)
+        table = self._result.tables[title]
+        self._keep(title, table.model_copy(update={"rows": (*table.rows, tuple(row))}))
+
+    def _keep(self, title: str, table: Table) -> None:
+        load = (self._result.load[0], os.getloadavg()[0])
+        self._result = self._result.model_copy(update={"tables": self._result.tables | {title: table}, "load": load})
         if self._path is not None:
             self._path.parent.mkdir(exist_ok=True)
             self._path.write_text(self._result.model_dump_json(indent=1) + "\n", encoding="utf-8")
@@ -127,7 +140,12 @@ def read_versions() -> dict[str, str]:
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table in Markdown."""
     for cells in (head, ["---"] * len(head), *rows):
-        print(f"| {' | '.join(cells)} |", flush=True)
+        print_row(cells)
+
+
+def print_row(cells: Sequence[str]) -> None:
+    """Print a row of a table in Markdown."""
+    print(f"| {' | '.join(cells)} |", flush=True)
 
 
 def describe_command(words: Sequence[str]) -> str:
