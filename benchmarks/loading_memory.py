@@ -24,6 +24,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from laconic.cache import Cache
 from laconic.progress import Steps
 from train.finetune.finetune import prepare
 from train.parallel.mesh import Mesh
@@ -75,7 +76,7 @@ def open_model(rank: int, world: int, port: int, folder: Path, mesh: Mapping[str
 
 def spread_model(recipe: TrainingRecipe, ranks: Ranks) -> object:
     """Open the model of a recipe and keep this rank's part."""
-    inputs = prepare(recipe, False, Steps(quiet=True))
+    inputs = prepare(recipe, False, ranks, Steps(quiet=True), Cache())
     batch = inputs.objective.make_example(8, 16)
     pipeline = make_pipeline(recipe.mesh, ranks, batch)
     return start_training(inputs.checkpoint.module, inputs.objective, recipe, ranks, 1, pipeline)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import models
 import numpy as np
@@ -9,11 +10,17 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from test_parallel import by_two_ranks
 
 from laconic import registry
+from laconic.cache import Cache
 from laconic.errors import FormatRefused, SourceError
+from laconic.models.quantized_weights import share_float_weights
 from laconic.models.source_loading import load_source
 from laconic.weight_formats.weight_format import WeightFormat
+from train.parallel.mesh import Mesh
+from train.parallel.ranks import open_ranks
+from train.parallel.shared_folder import share_folder
 
 TASK = "text-generation"
 GROUP = 16
@@ -249,3 +256,44 @@ def test_a_damaged_gguf_file_is_named(tmp_path):
     for source in (tmp_path, tmp_path / "model.gguf"):
         with pytest.raises(SourceError, match=r"model\.gguf does not load"):
             load_source(source, task=TASK)
+
+
+def open_together(rank, folder):
+    """A folder in BF16, opened by the ranks of this machine."""
+    with open_ranks(torch.device("cpu"), Mesh()) as ranks:
+        with share_folder(ranks, Cache(folder)) as shared, share_float_weights(Cache(shared)):
+            checkpoint = load_source(folder / "model", task=TASK)
+            mapped = str(shared) in Path("/proc/self/maps").read_text()
+        total = sum(float(weight.double().sum()) for weight in checkpoint.module.parameters())
+    (folder / f"{rank}.json").write_text(json.dumps([checkpoint.key, checkpoint.size, total, mapped]))
+
+
+def test_ranks_of_a_machine_share_one_copy_of_16_bit_weights_in_float32(folder, tmp_path, monkeypatch):
+    shutil.copytree(folder, tmp_path / "model")
+    transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(tmp_path / "model")
+    alone = load_source(tmp_path / "model", task=TASK)
+    total = sum(float(weight.double().sum()) for weight in alone.module.parameters())
+    assert by_two_ranks(open_together, tmp_path, monkeypatch) == [0, 0]
+    for rank in range(2):
+        assert json.loads((tmp_path / f"{rank}.json").read_text()) == [alone.key, alone.size, total, True]
+    assert not list(tmp_path.glob(".shared*"))
+
+
+def test_a_copy_that_cannot_be_written_and_one_of_a_damaged_model_are_refused(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "model")
+    model = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float16)
+    model.save_pretrained(tmp_path / "model")
+    (tmp_path / "file").touch()
+    with (
+        share_float_weights(Cache(tmp_path / "file")),
+        pytest.raises(SourceError, match="Set LACONIC_CACHE to a folder"),
+    ):
+        load_source(tmp_path / "model", task=TASK)
+    weights = load_file(tmp_path / "model" / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
+    with (
+        share_float_weights(Cache(tmp_path / "cache")),
+        pytest.raises(SourceError, match=f"^{tmp_path}/model has no w"),
+    ):
+        load_source(tmp_path / "model", task=TASK)

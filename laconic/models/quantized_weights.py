@@ -1,8 +1,11 @@
-"""Folders and files whose weights another program has quantized, restored to a folder of float weights to be opened."""
+"""Folders and files whose weights another program has quantized, restored to a folder of float weights to be opened;
+and one folder of float32 for all processes of a machine that open weights of 16 bits."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,7 +18,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from laconic import registry
+from laconic.cache import Cache
 from laconic.errors import FormatRefused, SourceError
+from laconic.hashing import hash_of
 from laconic.models.folder_weights import weight_files
 from laconic.models.gguf_splitting import set_splitting
 from laconic.models.model_folder import QUANTIZATION, find_gguf, read_quantization, read_source_json
@@ -26,23 +31,74 @@ CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 
 
+HALF = ("BF16", "F16")
+"""Precisions of weights that every process would convert for itself."""
+_shared: ContextVar[Cache | None] = ContextVar("shared", default=None)
+
+
+@contextmanager
+def share_float_weights(cache: Cache) -> Iterator[None]:
+    """Let processes that open a model in the body with the same cache map one copy of its weights in float32, which the
+    first of them writes; each would else convert all weights in memory of its own. Pages stay mapped when the copy is
+    removed, after all of them have opened it."""
+    token = _shared.set(cache)
+    try:
+        yield
+    finally:
+        _shared.reset(token)
+
+
 @contextmanager
 def open_float_folder(source: Path) -> Iterator[Path]:
     """Return a folder of transformers with the float weights of a source, for the body: the source itself, unless it
-    is a GGUF file, or its weights are quantized. Raises SourceError for weights in a format that is not read."""
-    if (file := find_gguf(source)) is not None:
-        with TemporaryDirectory() as scratch:
-            restored = Path(scratch) / file.stem
-            restore_gguf(file, restored)
-            yield restored
-    elif (form := find_format(source)) is not None:
-        with TemporaryDirectory() as scratch:
-            restored = Path(scratch) / source.name
-            restored.mkdir()
-            restore_folder(source, form, restored)
-            yield restored
-    else:
+    is a GGUF file, its weights are quantized, or they have 16 bits and processes share float32. Raises SourceError for
+    weights in a format that is not read."""
+    cache = _shared.get()
+    restore, name = find_restoration(source, is_shared=cache is not None)
+    if restore is None:
         yield source
+    elif cache is not None:
+        yield write_once(source, cache, lambda folder: restore(folder / name)) / name
+    else:
+        with TemporaryDirectory() as scratch:
+            restore(Path(scratch) / name)
+            yield Path(scratch) / name
+
+
+def write_once(source: Path, cache: Cache, write: Callable[[Path], None]) -> Path:
+    """Return the folder of a source in the cache, which the first process writes. Raises SourceError."""
+    key = f"weights-{hash_of(str(source.resolve()))}"
+    try:
+        with cache.lock(key):
+            return cache.directory(key, write)
+    except (SafetensorError, OSError) as error:
+        raise SourceError(
+            f"the weights of {source} in FP32, which the ranks of a machine share while they load it, cannot be "
+            f"written to {cache.folder}: {error}. Set LACONIC_CACHE to a folder on a disk with 4 bytes for each weight"
+        ) from error
+
+
+def find_restoration(source: Path, *, is_shared: bool) -> tuple[Callable[[Path], None] | None, str]:
+    """Find what writes the folder with the float weights of a source, and the name of that folder; None where the
+    source is one. is_shared: whether weights of 16 bits are converted, too. Raises SourceError."""
+    if (file := find_gguf(source)) is not None:
+        return partial(restore_gguf, file), file.stem
+    form = find_format(source)
+    if form is not None or (is_shared and (source / CONFIG).is_file() and has_half(weight_files(source))):
+        return partial(restore_folder, source, form), source.name
+    return None, source.name
+
+
+def has_half(files: Sequence[Path]) -> bool:
+    """Return whether safetensors files have weights of 16 bits. False for those that do not read."""
+    try:
+        for path in files:
+            with safe_open(path, "pt") as file:
+                if any(file.get_slice(name).get_dtype() in HALF for name in file.keys()):  # noqa: SIM118 - no mapping
+                    return True
+    except (SafetensorError, OSError):
+        pass  # of another kind or damaged, which is said where they are read
+    return False
 
 
 def find_format(folder: Path) -> WeightFormat | None:
@@ -59,8 +115,9 @@ def find_format(folder: Path) -> WeightFormat | None:
         raise SourceError(f"the weights in {folder} are quantized by {method}: {error}") from None
 
 
-def restore_folder(folder: Path, form: WeightFormat, destination: Path) -> None:
-    """Write the folder of a quantized model with float weights, a file at a time."""
+def restore_folder(folder: Path, form: WeightFormat | None, destination: Path) -> None:
+    """Write the folder of a model with float weights, a file at a time. form: of quantized weights."""
+    destination.mkdir()
     files = weight_files(folder)
     with ExitStack() as stack:
         try:
@@ -70,7 +127,7 @@ def restore_folder(folder: Path, form: WeightFormat, destination: Path) -> None:
         where = {name: file for file in opened for name in file.keys()}  # noqa: SIM118 - not a mapping
         places: dict[str, str] = {}
         for path, file in zip(files, opened, strict=True):
-            weights = dict(iterate_weights(file.keys(), where, form))
+            weights = {name: to_float(weight) for name, weight in iterate_weights(file.keys(), where, form)}
             places |= dict.fromkeys(weights, path.name)
             save_file(weights, destination / path.name, metadata={"format": "pt"})
     if len(files) > 1:
@@ -79,17 +136,22 @@ def restore_folder(folder: Path, form: WeightFormat, destination: Path) -> None:
     (destination / CONFIG).write_text(json.dumps(config), encoding="utf-8")
     skipped = {*(path.name for path in destination.iterdir()), "quantize_config.json"}
     for path in folder.iterdir():
-        if path.is_file() and path.name not in skipped:
+        if path.name not in skipped:
             (destination / path.name).symlink_to(path.resolve())
 
 
-def iterate_weights(names: Any, where: Mapping[str, Any], form: WeightFormat) -> Iterator[tuple[str, Tensor]]:
+def to_float(weight: Tensor) -> Tensor:
+    """Return a weight of 16 bits in float32, and any other tensor as it is."""
+    return weight.float() if weight.dtype in (torch.bfloat16, torch.float16) else weight
+
+
+def iterate_weights(names: Any, where: Mapping[str, Any], form: WeightFormat | None) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of a file by name, quantized weights in float32. names: of its tensors. where: by name, the
     open file of each, since the parts of a weight may be in several; it comes with the file of its first part."""
     done = set()
     for name in names:
         module, _, part = name.rpartition(".")
-        if part not in form.parts:
+        if form is None or part not in form.parts:
             yield name, where[name].get_tensor(name)
             continue
         parts = sorted(part for part in form.parts if f"{module}.{part}" in where)

@@ -166,13 +166,17 @@ def load_model(folder: Path, *, task: str | None, trust: bool, labels: Sequence[
     """
     if timm_folder.is_timm(folder):
         return timm_folder.load(folder, task=task, labels=labels, seed=seed)
-    with open_float_folder(folder) as opened:
-        loaded = huggingface.load(opened, task=task, trust=trust, labels=labels, seed=seed)
-    if opened == folder:
-        return loaded
     packed = find_gguf(folder)
-    files = tuple(weight_files(folder) if packed is None else [packed])
-    return replace(loaded, files=files, size=sum(path.stat().st_size for path in files))
+    with open_float_folder(folder) as opened:
+        try:
+            loaded = huggingface.load(opened, task=task, trust=trust, labels=labels, seed=seed)
+        except SourceError as error:
+            raise type(error)(str(error).replace(str(opened), str(folder))) from error
+        if opened == folder:
+            return loaded
+        files = [packed] if packed else [folder / path.relative_to(opened) for path in loaded.files]
+        restored, stored = (sum(path.stat().st_size for path in paths) for paths in (loaded.files, files))
+    return replace(loaded, files=tuple(files), size=round(loaded.size * stored / restored))
 
 
 def _load_adapter(folder: Path, task: str | None, trust: bool) -> Checkpoint:

@@ -20,6 +20,7 @@ from laconic.hardware import return_freed_memory
 from laconic.hashing import environment_digest, hash_of
 from laconic.models.adapter import Adapter
 from laconic.models.checkpoint import Checkpoint, check_free
+from laconic.models.quantized_weights import share_float_weights
 from laconic.models.source_loading import load_source
 from laconic.progress import Steps
 from laconic.registry import trust_addresses
@@ -36,6 +37,7 @@ from train.loop import translate_memory_errors
 from train.objectives.choice import make_objective
 from train.observers import ObserverSettings
 from train.parallel.ranks import Ranks, open_ranks
+from train.parallel.shared_folder import share_folder
 from train.planner.meta_model import MetaModel
 from train.precision import settle_precision
 from train.reference_rows import REFERENCE
@@ -108,7 +110,7 @@ def finetune_on_rank(
     folder = final.with_name(f"{final.name}.{LOGS}")
     changed: str | None = None
     while True:
-        inputs = prepare(recipe, trust, steps)
+        inputs = prepare(recipe, trust, ranks, steps, cache)
         if changed is None:
             named = [technique.name for technique in recipe.techniques]
             if recipe.techniques or recipe.memory is None:  # else the planner chooses the precision
@@ -156,9 +158,14 @@ class FinetuneInputs:
     length: int
 
 
-def prepare(recipe: TrainingRecipe, trust: bool, steps: Steps) -> FinetuneInputs:
+def prepare(recipe: TrainingRecipe, trust: bool, ranks: Ranks, steps: Steps, cache: Cache) -> FinetuneInputs:
     """Open the model and the data of a recipe. Raises SourceError, UntrustedSource, DataError, UsageError."""
-    with steps.step("load the model and the samples") as step, translate_memory_errors():
+    with (
+        steps.step("load the model and the samples") as step,
+        translate_memory_errors(),
+        share_folder(ranks, cache) as shared,
+        nullcontext() if shared is None else share_float_weights(Cache(shared)),
+    ):
         checkpoint = open_for(recipe, trust=trust, steps=steps)
         check_adapter(recipe, checkpoint, trust)
         train_set, validation = read_datasets(recipe, checkpoint, steps)
