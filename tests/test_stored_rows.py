@@ -16,7 +16,7 @@ import torch
 from artifacts import embedding_task
 from PIL import Image
 
-from laconic.data import parquet
+from laconic.data import parquet, row_index
 from laconic.data.dataset import split
 from laconic.data.reader import read, read_few
 from laconic.data.shards import expand_braces, list_shards
@@ -143,6 +143,43 @@ def test_large_row_groups_are_copied_into_the_cache_once_in_small_ones(tmp_path,
     assert pq.read_schema(copy).names == ["text", "label"]
     assert read(path, TEXT).keys == dataset.keys
     assert copy.stat().st_mtime_ns == written
+
+
+@pytest.mark.parametrize("kind", ["parquet", "tar"])
+def test_rows_that_were_checked_are_known_again_until_their_file_is_another(tmp_path, monkeypatch, kind):
+    monkeypatch.setenv("LACONIC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(row_index, "FEWEST", ROWS // SHARDS)
+    folder, parsed = write_images(tmp_path / "images", kind), []
+    task = copy.copy(IMAGES)
+    monkeypatch.setattr(task, "parse", lambda value: parsed.append(value) or IMAGES.parse(value))
+    first, checked = read(folder, task), len(parsed)
+    again = read(folder, task)
+    assert (checked, len(parsed)) == (ROWS, ROWS)
+    for name in ("keys", "labels", "numbers", "lengths", "shapes", "kinds", "fingerprint"):
+        assert getattr(again, name) == getattr(first, name)
+    assert all(map(np.array_equal, again.samples, first.samples))
+    del parsed[:]
+    shard = folder / f"s-1.{kind}"
+    os.utime(shard, ns=(0, 0))
+    assert (read(folder, task).keys, len(parsed)) == (first.keys, ROWS // SHARDS)
+
+
+def test_rows_that_name_files_are_read_each_time_and_labels_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("LACONIC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(row_index, "FEWEST", 1)
+    monkeypatch.setattr(row_index, "LEAST", 1)
+    (tmp_path / "one.png").write_bytes(encode_image(1))
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"image": ["one.png"] * 2, "label": ["cat", "dog"]}), path)
+    before = read(path, IMAGES).keys
+    (tmp_path / "one.png").write_bytes(encode_image(2))
+    assert read(path, IMAGES).keys != before
+    reads = []
+    labels = [row_index.keep_labels(path, IMAGES, {}, lambda: reads.append(0) or ["dog", 1, True, "dog"]) for _ in "ab"]
+    assert labels == [["dog", 1, True]] * 2
+    assert len(reads) == 1
+    for _ in range(2):
+        assert len(row_index.keep_labels(path, IMAGES, {"label": "x"}, lambda: [np.zeros(2)] * 3)) == 3
 
 
 @pytest.mark.parametrize("kind", ["parquet", "tar"])

@@ -110,7 +110,8 @@ class Dataset:
 
     def rows(self, rows: Sequence[int], name: str) -> "Dataset":
         """Return the dataset of some rows, in the order given. Its fingerprint depends on these rows alone."""
-        indices = [row * self.per_row + offset for row in rows for offset in range(self.per_row)]
+        count = self.per_row
+        indices = [row * count + offset for row in rows for offset in range(count)]
         labels = None if self.labels is None else [self.labels[index] for index in indices]
         keys, groups = (tuple(names[row] for row in rows) for names in (self.keys, self.copies))
         kinds = tuple(self.kinds[index] for index in indices) if self.kinds else ()

@@ -62,14 +62,17 @@ class ParquetRows(StoredRows):
         sizes = (metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
         self._ends = np.array(list(accumulate(sizes)), np.int64)
 
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if self._ends.size else 0
+
     def __iter__(self) -> Iterator[Row]:
         number = expanded = 0
         try:
             with open_file(self.file.path, self._shared) as file:
                 for batch in file.iter_batches(self._at_once, columns=list(self._columns)):
-                    for index in range(batch.num_rows):
+                    for row in zip(*(list_values(batch.column(name)) for name in self._columns), strict=True):
                         number += 1
-                        values = {name: batch.column(name)[index].as_py() for name in self._columns}
+                        values = dict(zip(self._columns, row, strict=True))
                         expanded += sum(map(count_bytes, values.values()))
                         check_expansion(self.file.path, expanded)
                         yield Row(number, values)
@@ -142,6 +145,15 @@ def is_text(kind: pa.DataType) -> bool:
         or pa.types.is_binary(kind)
         or pa.types.is_large_binary(kind)
     )
+
+
+def list_values(column: pa.Array) -> list[Any]:
+    """Return the values of a column. Texts that are stored once for many rows are one object."""
+    if not pa.types.is_dictionary(column.type):
+        return list(column.to_pylist())
+    used = column.indices.unique()
+    values = dict(zip(used.to_pylist(), column.dictionary.take(used).to_pylist(), strict=True))
+    return [values[index] for index in column.indices.to_pylist()]
 
 
 def stored_bytes(group: pq.RowGroupMetaData, columns: Collection[str]) -> int:

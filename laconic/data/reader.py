@@ -12,6 +12,7 @@ import numpy as np
 
 from laconic import registry
 from laconic.data.dataset import Dataset, Samples
+from laconic.data.row_index import index_rows
 from laconic.data.rows import ParsedRow, digest_content, leave_in_file, parse_row
 from laconic.data.shards import list_shards
 from laconic.data.stored_rows import Row, StoredRows, TaskRows, rename_columns
@@ -44,26 +45,30 @@ def read(path: Path, task: Task, columns: Mapping[str, str] | None = None, *, sk
     shards = list_shards(path)
     for shard in shards:
         rows = read_rows(shard, task, columns)
-        renamed = (rename_columns(row, columns or {}, shard) for row in rows)
-        parsed = parse_rows(renamed, task, shard, sketched=sketched)
-        if isinstance(rows, StoredRows):
+        parse = partial(parse_rows, rows, task, columns or {}, shard, sketched=sketched)
+        if not isinstance(rows, StoredRows):
+            entries += parse()
+        elif sketched:
             stored = TaskRows(rows, task, columns or {})
-            parsed = (leave_in_file(entry, stored) for entry in parsed)
-        entries += parsed
+            entries += (leave_in_file(entry, stored) for entry in parse())
+        else:
+            entries += index_rows(rows, task, columns or {}, parse)
     dataset = join_rows(entries, task, path.name, file=None if path.is_dir() or shards != [path] else path)
     has_files = path.is_dir() and shards == [path]
     return replace(dataset, left_out=describe_left_out(path, dataset)) if has_files else dataset
 
 
-def parse_rows(rows: Iterable[Row], task: Task, path: Path, *, sketched: bool) -> Iterator[ParsedRow]:
+def parse_rows(
+    rows: Iterable[Row], task: Task, columns: Mapping[str, str], path: Path, *, sketched: bool
+) -> Iterator[ParsedRow]:
     """Parse and check rows in their order, in a thread for each core where that helps. Raises DataError."""
     check = partial(parse_row, task=task, path=path, sketched=sketched)
+    renamed = (rename_columns(row, columns, path) for row in rows)
     if not task.decodes_files:
-        yield from map(check, rows)
+        yield from map(check, renamed)
         return
-    rows = iter(rows)
     with ThreadPoolExecutor(cores()) as pool:
-        while some := list(itertools.islice(rows, AT_ONCE * cores())):
+        while some := list(itertools.islice(renamed, AT_ONCE * cores())):
             yield from pool.map(check, some)
 
 
@@ -125,6 +130,11 @@ def make_dataset(samples: Iterable[Any], task: Task, *, labels: Sequence[Any] | 
     return join_rows([parse_row(row, task, Path(name)) for row in rows], task, name)
 
 
+def find_shape(label: Any) -> tuple[int, ...]:
+    """Find the shape of a label: that of a number or a name without NumPy, which takes long for many rows."""
+    return () if label is None or isinstance(label, (int, str)) else np.shape(label)
+
+
 def join_rows(entries: list[ParsedRow], task: Task, name: str, file: Path | None = None) -> Dataset:
     """Make a dataset of parsed rows. Raises DataError for rows that do not go together, as pairs with single texts."""
     if not entries:
@@ -137,7 +147,7 @@ def join_rows(entries: list[ParsedRow], task: Task, name: str, file: Path | None
             f"{name}: {labelled.count(False)} of {len(entries)} samples have no label, the first of them is sample "
             f"{labelled.index(False) + 1}. Label all of them, or none"
         )
-    shapes = {np.shape(one.label) for one in entries} if task.labels_alike else set()
+    shapes = {find_shape(one.label) for one in entries} if task.labels_alike else set()
     if len(shapes) > 1:
         raise DataError(f"{name}: labels must be of one shape, not {sorted(shapes)}")
     keys = tuple(one.key for one in entries)

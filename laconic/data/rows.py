@@ -3,9 +3,8 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,8 +20,7 @@ from laconic.tasks.row_parsing import is_file, strip_target
 from laconic.tasks.task import Task
 
 
-@dataclass(frozen=True)
-class ParsedRow:
+class ParsedRow(NamedTuple):
     """A row that was parsed and checked.
 
     number: in its file, from 1. sources: of each sample, the image file it is decoded from, or else the sample itself.
@@ -73,7 +71,12 @@ def parse_row(row: Row, task: Task, path: Path, *, sketched: bool = False) -> Pa
 
 def leave_in_file(entry: ParsedRow, rows: TaskRows) -> ParsedRow:
     """Return a parsed row without its samples, which are read from the file again at each access."""
-    return replace(entry, sources=tuple(RowSample(rows, entry.number, place) for place in range(len(entry.sources))))
+    return entry._replace(sources=make_sources(rows, entry.number, len(entry.sources)))
+
+
+def make_sources(rows: TaskRows, number: int, count: int) -> tuple[RowSample, ...]:
+    """Make the samples of a stored row, which are read at each access. count: how many it has."""
+    return (RowSample(rows, number, 0),) if count == 1 else tuple(RowSample(rows, number, i) for i in range(count))
 
 
 def parse_kind(value: Any) -> str:

@@ -70,6 +70,10 @@ class StoredRows(ABC):
     file: FileVersion
 
     @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of rows."""
+
+    @abstractmethod
     def __iter__(self) -> Iterator[Row]:
         """Read all rows in their order, a few at a time. Raises DataError."""
 

@@ -58,6 +58,9 @@ class TarRows(StoredRows):
         self._names = {name: column for name, column in (COLUMNS | files).items() if name not in also}
         self._known = {task.field, *task.columns, KIND, *also}
 
+    def __len__(self) -> int:
+        return len(self._samples)
+
     def __iter__(self) -> Iterator[Row]:
         for number in range(1, len(self._samples) + 1):
             yield Row(number, self.read(number))

@@ -9,6 +9,7 @@ import torch
 from laconic import registry
 from laconic.data.array_formats import read_npz
 from laconic.data.reader import read_values
+from laconic.data.row_index import keep_labels
 from laconic.errors import DataError, InputError, SourceError
 from laconic.models import huggingface, timm_folder
 from laconic.models.checkpoint import CARD, Checkpoint, prepare, rebuild
@@ -156,11 +157,15 @@ def read_own_labels(folder: Path, task: str) -> tuple[str, ...]:
 
 
 def labels_of(path: Path, task: str, columns: Mapping[str, str] | None = None) -> list[Any]:
-    """Read the labels in a file or a folder of samples, as they stand there. columns: by the task's name of a column,
-    the name in the file. Raises DataError where there are none."""
+    """Read the labels in a file or a folder of samples, as they stand there; of a large one perhaps each once. columns:
+    by the task's name of a column, the name in the file. Raises DataError where there are none."""
     kind = resolve_task(task).from_preprocessing(Preprocessing())
+
+    def read_labels() -> list[Any]:
+        return [kind.read_row(row.values, file.parent)[1] for file, row in read_values(path, kind, columns)]
+
     try:
-        labels = [kind.read_row(row.values, file.parent)[1] for file, row in read_values(path, kind, columns)]
+        labels = keep_labels(path, kind, columns or {}, read_labels)
     except InputError as error:
         raise DataError(f"{path.name}: {error}") from None
     if not labels:
