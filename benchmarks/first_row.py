@@ -14,6 +14,7 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -80,16 +81,14 @@ def main() -> None:
         data = TrainingData(train=path)
         recipe = TrainingRecipe(source=str(arguments.model), task=TASK, data=data)
         for start in ("first start", "start again"):
-            report(f"{start}, classes of all rows", lambda: labels_of(path, TASK))
-            checkpoint = report(f"{start}, the model", lambda: open_for(recipe))
-            train, _ = report(
-                f"{start}, rows for training and validation",
-                lambda checkpoint=checkpoint: read_datasets(recipe, checkpoint, Steps(quiet=True)),
-            )
+            report(f"{start}, classes of all rows", partial(labels_of, path, TASK))
+            checkpoint = report(f"{start}, the model", partial(open_for, recipe))
+            read = partial(read_datasets, recipe, checkpoint, Steps(quiet=True))
+            train, _ = report(f"{start}, rows for training and validation", read)
         sampler = BatchSampler(len(train.keys), BATCH, 0, 0, 2)
         for step in (0, sampler.steps // 2, EPOCHS * sampler.steps - 1):
-            rows = sampler.batch(step)
-            report(f"the {len(rows)} rows of step {step + 1}", lambda rows=rows: [train.samples[row] for row in rows])
+            batch = train.samples.pick(sampler.batch(step))
+            report(f"the {len(batch)} rows of step {step + 1}", partial(list, batch))
 
 
 if __name__ == "__main__":

@@ -13,9 +13,9 @@ import numpy as np
 from laconic import registry
 from laconic.data.dataset import Dataset, Samples
 from laconic.data.row_index import index_rows
-from laconic.data.rows import ParsedRow, digest_content, leave_in_file, parse_row
+from laconic.data.rows import digest_content, parse_row
 from laconic.data.shards import list_shards
-from laconic.data.stored_rows import Row, StoredRows, TaskRows, rename_columns
+from laconic.data.stored_rows import ParsedRow, Row, StoredRows, TaskRows, leave_in_file, rename_columns
 from laconic.errors import DataError, did_you_mean
 from laconic.hardware import cores
 from laconic.hashing import hash_of

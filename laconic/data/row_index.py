@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from laconic.cache import Cache
-from laconic.data.rows import ParsedRow, leave_in_file, make_sources
 from laconic.data.shards import list_shards
-from laconic.data.stored_rows import FileVersion, StoredRows, TaskRows
+from laconic.data.stored_rows import FileVersion, ParsedRow, StoredRows, TaskRows, leave_in_file, make_sources
 from laconic.hashing import environment_digest, hash_of
 from laconic.tasks.row_parsing import strip_target
 from laconic.tasks.task import Task

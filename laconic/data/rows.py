@@ -4,13 +4,13 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from laconic.arrays import Array, Arrays
 from laconic.data.dataset import RowSketch
-from laconic.data.stored_rows import KIND, Row, RowSample, TaskRows
+from laconic.data.stored_rows import KIND, ParsedRow, Row
 from laconic.errors import DataError, InputError
 from laconic.hashing import digest_arrays, hash_of
 from laconic.tasks.image_text import ImageText
@@ -18,24 +18,6 @@ from laconic.tasks.preference_text import PreferenceText
 from laconic.tasks.processing import Processing
 from laconic.tasks.row_parsing import is_file, strip_target
 from laconic.tasks.task import Task
-
-
-class ParsedRow(NamedTuple):
-    """A row that was parsed and checked.
-
-    number: in its file, from 1. sources: of each sample, the image file it is decoded from, or else the sample itself.
-    key: digest of the content, 32 hexadecimal digits. sketch: what is compared of the row with others, where that was
-    asked for. lengths, shapes: of each sample. kind: of the sample, or "".
-    """
-
-    number: int
-    sources: tuple[Any, ...]
-    label: Any
-    key: str
-    sketch: RowSketch | None
-    lengths: tuple[int, ...]
-    shapes: tuple[Any, ...]
-    kind: str = ""
 
 
 def parse_row(row: Row, task: Task, path: Path, *, sketched: bool = False) -> ParsedRow:
@@ -67,16 +49,6 @@ def parse_row(row: Row, task: Task, path: Path, *, sketched: bool = False) -> Pa
         tuple(sample_shape(sample) for sample in parsed),
         kind,
     )
-
-
-def leave_in_file(entry: ParsedRow, rows: TaskRows) -> ParsedRow:
-    """Return a parsed row without its samples, which are read from the file again at each access."""
-    return entry._replace(sources=make_sources(rows, entry.number, len(entry.sources)))
-
-
-def make_sources(rows: TaskRows, number: int, count: int) -> tuple[RowSample, ...]:
-    """Make the samples of a stored row, which are read at each access. count: how many it has."""
-    return (RowSample(rows, number, 0),) if count == 1 else tuple(RowSample(rows, number, i) for i in range(count))
 
 
 def parse_kind(value: Any) -> str:

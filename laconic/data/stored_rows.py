@@ -4,9 +4,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from laconic.data.dataset import StoredSample
+from laconic.data.dataset import RowSketch, StoredSample
 from laconic.errors import DataError, InputError
 from laconic.tasks.row_parsing import RowParsing
 
@@ -38,6 +38,24 @@ def rename_columns(row: Row, columns: Mapping[str, str], path: Path) -> Row:
                 f"{', '.join(map(repr, row.values))}"
             )
     return Row(row.number, values)
+
+
+class ParsedRow(NamedTuple):
+    """A row that was parsed and checked.
+
+    number: in its file, from 1. sources: of each sample, the image file it is decoded from, or else the sample itself.
+    key: digest of the content, 32 hexadecimal digits. sketch: what is compared of the row with others, where that was
+    asked for. lengths, shapes: of each sample. kind: of the sample, or "".
+    """
+
+    number: int
+    sources: tuple[Any, ...]
+    label: Any
+    key: str
+    sketch: RowSketch | None
+    lengths: tuple[int, ...]
+    shapes: tuple[Any, ...]
+    kind: str = ""
 
 
 @dataclass(frozen=True)
@@ -110,3 +128,13 @@ class RowSample(StoredSample):
 
     def read(self) -> Any:
         return self.rows.read_samples(self.number)[self.place]
+
+
+def leave_in_file(entry: ParsedRow, rows: TaskRows) -> ParsedRow:
+    """Return a parsed row without its samples, which are read from the file again at each access."""
+    return entry._replace(sources=make_sources(rows, entry.number, len(entry.sources)))
+
+
+def make_sources(rows: TaskRows, number: int, count: int) -> tuple[RowSample, ...]:
+    """Make the samples of a stored row, which are read at each access. count: how many it has."""
+    return (RowSample(rows, number, 0),) if count == 1 else tuple(RowSample(rows, number, i) for i in range(count))
