@@ -702,13 +702,28 @@ def test_batch_normalisation_needs_no_counter_and_the_key_follows_the_weights(tm
     assert load_source(path, **options).key != first.key
 
 
-@pytest.mark.parametrize("name", [CARD, WEIGHTS, "tokenizer.json"])
-def test_a_flipped_byte_is_found(tmp_path, embedder, name):
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (CARD, r"model\.json"),
+        (WEIGHTS, "its weights were changed"),
+        ("tokenizer.json", "does not read"),
+    ],
+)
+def test_a_flipped_byte_is_found(tmp_path, embedder, name, said):
     load_source(embedder).save(tmp_path / "saved")
     content = bytearray((tmp_path / "saved" / name).read_bytes())
     content[-20] ^= 1
     (tmp_path / "saved" / name).write_bytes(content)
-    with pytest.raises(SourceError):
+    with pytest.raises(SourceError, match=said):
+        Checkpoint.load(tmp_path / "saved")
+
+
+def test_a_task_that_is_another_one_is_told_from_other_weights(tmp_path, embedder):
+    load_source(embedder).save(tmp_path / "saved")
+    asset = tmp_path / "saved" / "preprocess.json"
+    asset.write_text(asset.read_text().replace("48", "40"))
+    with pytest.raises(SourceError, match="whose task text-embedding is not the same"):
         Checkpoint.load(tmp_path / "saved")
 
 

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,8 +13,10 @@ import numpy as np
 import openai
 import pytest
 import transformers
+from browsers import open_browser
 from image_chat_models import CONTEXT, QUESTIONS, draw, make_processor, save_image_model, write_chats
 from PIL import Image
+from playwright.sync_api import Browser, expect
 from served import Running, running
 
 from export.formats.write import write_format
@@ -63,6 +66,12 @@ def artifact(make_artifact: Any) -> Artifact:
 def server(artifact: Artifact) -> Iterator[Running]:
     with running(artifact.path, threads=1, kv_cache=1 << 20) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with open_browser() as browser:
+        yield browser
 
 
 @pytest.fixture
@@ -203,6 +212,31 @@ def refuse(server: Running, messages: Any, said: str) -> None:
         refused = http.post("/v1/chat/completions", json={"model": "squares", "messages": messages})
     assert refused.status_code == 400
     assert said in refused.json()["error"]["message"]
+
+
+def test_a_chat_about_an_image_goes_on_in_the_browser(browser: Browser, server: Running, original: Any) -> None:
+    file, _ = draw(np.random.default_rng(4))
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.goto(server.url)
+        turns = page.get_by_label("Chat").locator("li")
+        page.get_by_label("Image", exact=True).set_input_files(
+            {"name": "a.png", "mimeType": "image/png", "buffer": file}
+        )
+        page.get_by_label("Message").fill("corner")
+        page.get_by_role("button", name="Send").click()
+        expect(turns.first.locator("img")).to_have_attribute("src", re.compile("^data:image/png;base64,"))
+        expect(turns.last).to_have_text(answer(original, "corner", file)[1].strip())
+        expect(page.get_by_label("Image", exact=True)).to_be_hidden()
+        page.get_by_label("Message").fill("colour")
+        page.get_by_role("button", name="Send").click()
+        expect(turns).to_have_count(4)
+        expect(page.locator(".chat .time")).to_contain_text("tokens")
+        page.get_by_role("button", name="New chat").click()
+        expect(page.get_by_label("Image", exact=True)).to_be_visible()
+        page.get_by_role("button", name="Try").click()
+        expect(page.locator(".answer")).not_to_be_empty()
+        expect(page.locator(".answer .error")).to_have_count(0)
 
 
 def test_a_sample_is_answered_by_the_endpoint_of_its_task(server: Running, original: Any) -> None:

@@ -92,6 +92,12 @@ def test_the_model_field_chooses_the_adapter(server: Running, expected: tuple[Pa
         refused = client.post("/v1/models/pirate/predict", json={"text": "a"})
         assert refused.status_code == 400
         assert "is an adapter of 'chat' and only writes texts" in refused.text
+        cards = {card["name"]: card for card in client.get("/page/models").json()["models"]}
+        assert [(cards[name]["form"] is None, cards[name]["chat"]) for name in ("chat", "pirate")] == [
+            (False, cards["chat"]["chat"]),
+            (True, cards["chat"]["chat"]),
+        ]
+        assert not cards["pirate"]["report"]
 
 
 def test_adapters_are_swapped_while_requests_are_written(

@@ -1,18 +1,17 @@
 """The page at `/`: what it asks the server for, and how it looks and works in a browser."""
 
 import io
-import os
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 from artifacts import PASSED, write_artifact
+from browsers import open_browser
 from chat_models import open_chat_model
 from PIL import Image
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 from scripted_worker import scripted
 from served import (
     Running,
@@ -31,7 +30,6 @@ from serve.http.model_card import describe_verdict
 
 pytestmark = pytest.mark.usefixtures("own_tasks")
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 HOSTILE = "<b onclick=x>&'\""
 WIDTHS = (320, 1280)
 
@@ -51,13 +49,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    if CHROMIUM is None:
-        assert "CI" not in os.environ, "there is no Chromium on this machine"
-        pytest.skip("there is no Chromium on this machine")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with open_browser() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture
@@ -192,7 +185,7 @@ def test_an_image_is_chosen_or_drawn_and_answered(browser: Browser, tmp_path: Pa
         card = page.locator("section")
         card.get_by_role("button", name="Try").click()
         expect(card.locator(".error")).to_have_text("Choose a file first.")
-        card.locator("input[type=file]").set_input_files(
+        card.locator("form.try input[type=file]").set_input_files(
             {"name": "white.png", "mimeType": "image/png", "buffer": picture.getvalue()}
         )
         card.get_by_role("button", name="Try").click()
@@ -210,7 +203,7 @@ def test_the_class_of_each_pixel_is_drawn_with_the_share_of_each_class(browser: 
     with running(write_segmentation_model(tmp_path / "image.laconic")) as server, browser.new_context() as context:
         page = context.new_page()
         page.goto(server.url)
-        page.locator("input[type=file]").set_input_files(
+        page.locator("form.try input[type=file]").set_input_files(
             {"name": "colours.png", "mimeType": "image/png", "buffer": picture.getvalue()}
         )
         page.get_by_role("button", name="Try").click()
@@ -233,7 +226,9 @@ def test_a_sound_is_played_and_its_classes_are_shown(browser: Browser, tmp_path:
         assert sound.evaluate("element => element.duration") > 0.99
         page.get_by_role("button", name="Try").click()
         expect(page.locator(".bar output")).to_have_count(5)
-        page.locator("input[type=file]").set_input_files({"name": "a.wav", "mimeType": "audio/wav", "buffer": b"none"})
+        page.locator("form.try input[type=file]").set_input_files(
+            {"name": "a.wav", "mimeType": "audio/wav", "buffer": b"none"}
+        )
         page.get_by_role("button", name="Try").click()
         expect(page.locator("section .error")).to_contain_text("is not an audio file that can be read")
 
@@ -247,7 +242,7 @@ def test_the_boxes_of_what_was_found_are_drawn_over_the_picture(browser: Browser
     with running(write_image_model(tmp_path / "image.laconic", "framed")) as server, browser.new_context() as context:
         page = context.new_page()
         page.goto(server.url)
-        page.locator("input[type=file]").set_input_files(files[0])
+        page.locator("form.try input[type=file]").set_input_files(files[0])
         page.get_by_role("button", name="Try").click()
         canvas = page.get_by_role("img", name="What was found: left, corner")
         expect(canvas).to_be_visible()
@@ -257,7 +252,7 @@ def test_the_boxes_of_what_was_found_are_drawn_over_the_picture(browser: Browser
         assert inside == [255, 255, 255]
         assert len({tuple(inside), tuple(left), tuple(corner)}) == 3
         assert canvas.evaluate("canvas => [canvas.width, canvas.height]") == [40, 20]
-        page.locator("input[type=file]").set_input_files(files[1])
+        page.locator("form.try input[type=file]").set_input_files(files[1])
         page.get_by_role("button", name="Try").click()
         expect(page.get_by_text("Nothing was found.")).to_be_visible()
 

@@ -215,9 +215,13 @@ class Checkpoint:
             licence=card.licence,
             weights=card.weights,
         )
-        is_stored = card.stored is None or scan_weights([folder / WEIGHTS]).digest == card.stored
-        if loaded.key != card.key or not is_stored:
-            raise SourceError(f"{folder} is not the checkpoint that was saved: its files were changed. Copy it again")
+        if card.stored not in (None, scan_weights([folder / WEIGHTS]).digest):
+            raise SourceError(f"{folder} is not the checkpoint that was saved: its weights were changed. Copy it again")
+        if loaded.key != card.key:
+            raise SourceError(
+                f"{folder} is not the checkpoint that was saved: its files were changed, or it is from a version of "
+                f"Laconic whose task {card.task} is not the same. Copy it again, or save it with this version"
+            )
         return loaded
 
 

@@ -292,7 +292,8 @@ class ImageTextToText(TextGeneration):
 
     def example_request(self) -> dict[str, Any]:
         messages = [{"role": "user", "content": "What is this?"}]
-        return {self.field: {MESSAGES: messages, IMAGE: "..."}}
+        image = base64.b64encode(write_png(Pillow.new("RGB", (16, 16), "teal"))).decode()
+        return {self.field: {MESSAGES: messages, IMAGE: image}}
 
     def examples(self, count: int, seed: int = 0) -> list[Any]:
         """Make chats about images of noise; without a template, texts without an image."""
@@ -300,13 +301,17 @@ class ImageTextToText(TextGeneration):
         texts = [" ".join(rng.choice(WORDS, rng.integers(1, 8))) for _ in range(count)]
         if self.chat is None:
             return [ImageText(text) for text in texts]
-        return [self.parse({MESSAGES: [{"role": "user", "content": text}], IMAGE: draw_noise(rng)}) for text in texts]
+        noises = [Pillow.fromarray(rng.integers(0, 256, (16, 16, 3), np.uint8)) for _ in texts]
+        chats = [[{"role": "user", "content": text}] for text in texts]
+        return [
+            self.parse({MESSAGES: chat, IMAGE: write_png(noise)}) for chat, noise in zip(chats, noises, strict=True)
+        ]
 
 
-def draw_noise(rng: np.random.Generator) -> bytes:
-    """Draw an image of noise, as a PNG."""
+def write_png(image: Pillow.Image) -> bytes:
+    """Return the content of a PNG file of an image."""
     file = io.BytesIO()
-    Pillow.fromarray(rng.integers(0, 256, (16, 16, 3), np.uint8)).save(file, "PNG")
+    image.save(file, "PNG")
     return file.getvalue()
 
 

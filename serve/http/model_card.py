@@ -6,6 +6,7 @@ from laconic.artifacts.manifest import REPORT
 from laconic.artifacts.verdict import Comparison, Verdict
 from laconic.units import format_bytes, format_fidelity
 from serve.asgi.wire import to_json
+from serve.model_repository.adapter_model import AdapterModel
 from serve.model_repository.model import Model
 from serve.protocol.infer_request import describe_tensor
 
@@ -14,7 +15,9 @@ LONGEST_SAMPLE = 20_000
 
 
 def describe_model(model: Model) -> dict[str, Any]:
-    """Describe a model: its signature, engine, verdict, the form to try it with, and whether it writes, and chats."""
+    """Describe a model: its signature, engine, verdict, the form to try it with (None for an adapter, which only
+    writes), and whether it writes, chats, and reads an image in a chat. The report of an adapter's base is not its."""
+    writer, computes = model.text_writer, not isinstance(model, AdapterModel)
     return {
         "name": model.name,
         "task": model.task.name,
@@ -24,10 +27,11 @@ def describe_model(model: Model) -> dict[str, Any]:
         "cap": model.batcher.cap.rows,
         "size": format_bytes(model.artifact.size),
         "verdict": describe_verdict(model.verdict, str(model.task.metric)),
-        "form": describe_form(model),
-        "writes": model.text_writer is not None,
-        "chat": model.text_writer is not None and model.text_writer.chat is not None,
-        "report": (model.artifact.path / REPORT).is_file(),
+        "form": describe_form(model) if computes else None,
+        "writes": writer is not None,
+        "chat": writer is not None and writer.chat is not None,
+        "images": writer is not None and writer.reads_images,
+        "report": computes and (model.artifact.path / REPORT).is_file(),
     }
 
 

@@ -5,11 +5,15 @@
 function addChat(card, model) {
   const box = card.querySelector(".chat"), form = box.querySelector("form"), log = box.querySelector("ol");
   const [send, stop, again] = form.querySelectorAll("button"), area = form.querySelector("textarea"), status = form.querySelector(".time");
+  const picture = form.querySelector(".picture"), input = picture.querySelector("input");
   const turns = [];
   let writing = null;
   area.id = "chat-" + model.name;
   form.querySelector("label").htmlFor = area.id;
   form.querySelector("label").textContent = model.chat ? "Message" : "Text to continue";
+  input.id = "image-" + model.name;
+  picture.querySelector("label").htmlFor = input.id;
+  picture.hidden = !(model.chat && model.images);
   box.hidden = false;
   stop.addEventListener("click", () => writing?.abort());
   again.addEventListener("click", () => {
@@ -17,6 +21,7 @@ function addChat(card, model) {
     turns.length = 0;
     log.replaceChildren();
     status.textContent = "";
+    [picture.hidden, input.value] = [!(model.chat && model.images), ""];
     area.focus();
   });
   area.addEventListener("keydown", event => {
@@ -28,10 +33,11 @@ function addChat(card, model) {
   form.addEventListener("submit", async event => {
     event.preventDefault();
     if (writing) return;
-    const text = area.value;
-    addTurn(log, "user", text);
-    const line = addTurn(log, "assistant", ""), messages = [...turns, { role: "user", content: text }];
-    area.value = "";
+    const text = area.value, image = input.files[0] && await readAddress(input.files[0]);
+    const content = image ? [{ type: "image_url", image_url: { url: image } }, { type: "text", text }] : text;
+    addTurn(log, "user", text, image);
+    const line = addTurn(log, "assistant", ""), messages = [...turns, { role: "user", content }];
+    [area.value, input.value] = ["", ""];
     [send.disabled, stop.hidden] = [true, false];
     writing = new AbortController();
     const signal = writing.signal;
@@ -43,13 +49,26 @@ function addChat(card, model) {
       else status.textContent = "Stopped.";
     }
     const written = line.querySelector("p").textContent;
-    if (written && log.contains(line)) turns.push(messages.at(-1), { role: "assistant", content: written });
+    if (written && log.contains(line)) {
+      turns.push(messages.at(-1), { role: "assistant", content: written });
+      if (image) picture.hidden = true;  // a chat has one image
+    }
     [send.disabled, stop.hidden, writing] = [false, true, null];
   });
 }
 
-function addTurn(log, role, text) {
+function readAddress(file) {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.addEventListener("load", () => resolve(reader.result));
+    reader.addEventListener("error", () => reject(reader.error));
+    reader.readAsDataURL(file);
+  });
+}
+
+function addTurn(log, role, text, image) {
   const line = make("li", undefined, { class: role });
+  if (image) line.append(make("img", undefined, { alt: "The image of this chat", src: image }));
   line.append(make("p", text));
   log.append(line);
   line.scrollIntoView({ block: "nearest" });

@@ -53,7 +53,8 @@ function showModel(model) {
     card.querySelector("tbody").append(row);
   }
   if (model.writes) addChat(card, model);
-  addForm(card, model);
+  if (model.form) addForm(card, model);
+  else card.querySelector("form.try").hidden = true;
   document.getElementById("models").append(card);
   return { card, history: [], live: addActivity(card) };
 }
