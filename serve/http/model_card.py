@@ -6,7 +6,6 @@ from laconic.artifacts.manifest import REPORT
 from laconic.artifacts.verdict import Comparison, Verdict
 from laconic.units import format_bytes, format_fidelity
 from serve.asgi.wire import to_json
-from serve.model_repository.adapter_model import AdapterModel
 from serve.model_repository.model import Model
 from serve.protocol.infer_request import describe_tensor
 
@@ -17,7 +16,7 @@ LONGEST_SAMPLE = 20_000
 def describe_model(model: Model) -> dict[str, Any]:
     """Describe a model: its signature, engine, verdict, the form to try it with (None for an adapter, which only
     writes), and whether it writes, chats, and reads an image in a chat. The report of an adapter's base is not its."""
-    writer, computes = model.text_writer, not isinstance(model, AdapterModel)
+    writer, computes = model.text_writer, not model.only_writes
     return {
         "name": model.name,
         "task": model.task.name,

@@ -19,7 +19,6 @@ from serve.http.operation_schema import (
     describe_transcription,
     make_object,
 )
-from serve.model_repository.adapter_model import AdapterModel
 from serve.model_repository.model import Model
 from serve.model_repository.repository import Repository
 from serve.openai.chat_request import ChatRequest
@@ -102,7 +101,7 @@ def describe_parameter(name: str, models: list[Model]) -> dict[str, Any]:
 def describe_models(models: list[Model]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Describe the operations of models, by path. models: all versions, the newest of each last; adapters only
     write."""
-    computing = [model for model in models if not isinstance(model, AdapterModel)]
+    computing = [model for model in models if not model.only_writes]
     for model in computing:
         name, versioned = quote(model.name), f"_{model.version}"
         yield f"/v2/models/{name}/versions/{model.version}/infer", with_errors(describe_infer(model, versioned))

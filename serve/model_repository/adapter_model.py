@@ -19,6 +19,8 @@ class AdapterModel(Model):
     base: whose engine it shares, and which stays open as long. folder: of the adapter, in peft's format.
     """
 
+    only_writes = True
+
     def __init__(self, base: Model, writer: TextWriter, folder: Path, *, name: str, version: str) -> None:
         """Load the adapter. writer: of the base. Raises SourceError for one that is not the base's, and NotReady
         where no engine runs."""

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -52,6 +52,9 @@ class Model:
     are under way, for which the model stays open; adapters: numbers of those that write with its engine, for which it
     does, too. writer: writes token by token; None where the model does not.
     """
+
+    only_writes: ClassVar[bool] = False
+    """Whether it answers neither `infer` nor `predict`."""
 
     def __init__(
         self,
