@@ -1,6 +1,6 @@
 """Memory and time of quantizing a Llama a layer at a time, from shards with random weights.
 
-    python benchmarks/out_of_core.py FOLDER --shape 8b [--layers 2] [--samples 32] [--kills 5]
+    python benchmarks/out_of_core.py FOLDER --shape 8b [--stage quantize.awq] [--layers 2] [--samples 32] [--kills 5]
 
 Writes a model of the shape of Llama 3 to FOLDER in BF16, a shard for each layer, and docstrings of the standard library
 beside it, whose tokens are bytes; then runs `laconic compress` in a process of its own, and prints the largest resident
@@ -42,6 +42,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--shape", choices=SHAPES, default="8b")
+    parser.add_argument("--stage", choices=("quantize.gptq", "quantize.awq"), default="quantize.gptq")
     parser.add_argument("--layers", type=int, default=None, help="fewer layers than the shape has")
     parser.add_argument("--samples", type=int, default=32, help="texts to calibrate with, of 95 tokens")
     parser.add_argument("--kills", type=int, default=0)
@@ -50,7 +51,7 @@ def main() -> None:
     if not source.is_dir():
         write_model(source, arguments.shape, arguments.layers)
         write_texts(arguments.folder)
-    write_recipe(arguments.folder, arguments.samples)
+    write_recipe(arguments.folder, arguments.stage, arguments.samples)
     print(f"source: {sum(file.stat().st_size for file in source.glob('*.safetensors')) / 1e9:.2f} GB", flush=True)
     start = time.perf_counter()
     peak = run(arguments.folder, "whole", None)
@@ -110,9 +111,9 @@ def write_texts(folder: Path) -> None:
     (folder / "texts.jsonl").write_text("".join([line for line in lines if len(line) > 200][:TEXTS]), encoding="utf-8")
 
 
-def write_recipe(folder: Path, samples: int) -> None:
-    """Write the recipe: GPTQ in groups of 128 inputs."""
-    stage = f"quantize.gptq: {{group_size: 128, mixed_precision: false, samples: {samples}}}"
+def write_recipe(folder: Path, stage: str, samples: int) -> None:
+    """Write the recipe: a stage with groups of 128 inputs."""
+    stage = f"{stage}: {{group_size: 128, mixed_precision: false, samples: {samples}}}"
     text = f"source: model\ntask: text-generation\ndata: texts.jsonl\nto: checkpoint\nstages:\n  - {stage}\n"
     (folder / "recipe.yaml").write_text(text, encoding="utf-8")
 

@@ -16,9 +16,12 @@ from language_models import save
 from safetensors.torch import load_file
 
 from compress.checkpoint_report import compare_with_original
-from compress.out_of_core.layer_loop import LayerLoop
+from compress.out_of_core.layer_loop import LayerLoop, observe_linear_inputs
+from compress.out_of_core.layer_rounding import InputMoments, find_linear
+from compress.out_of_core.layer_scaling import find_sources
 from compress.out_of_core.layer_settings import LayerSettings
 from compress.out_of_core.quantized_checkpoint import make_context, quantize_checkpoint, with_own_targets
+from compress.quantize.awq import find_awq_scales
 from compress.quantize.calibration import draw_calibration_samples
 from compress.quantize.plan_rounding import round_plan
 from compress.quantize.weight_only import find_precisions
@@ -41,7 +44,8 @@ from laconic.runtimes.predict import predict
 from laconic.weight_formats.packed_integers import unpack
 
 QUIET = Steps(quiet=True)
-GPTQ = {"quantize.gptq": {"group_size": 32, "mixed_precision": False, "samples": 6}}
+SETTINGS = {"group_size": 32, "mixed_precision": False, "samples": 6}
+GPTQ, AWQ = {"quantize.gptq": SETTINGS}, {"quantize.awq": SETTINGS}
 
 
 @pytest.fixture(scope="module")
@@ -72,10 +76,10 @@ def make_recipe(folder, stage=GPTQ, **keys):
     return Recipe.parse(stated | {"stages": [stage]} | keys)
 
 
-def quantize(source, folder, texts=None):
+def quantize(source, folder, texts=None, stage=GPTQ):
     """The checkpoint in `folder`, by a cache there. texts: the folder of the samples, by default the source's."""
     data = str((texts or source) / "texts.jsonl")
-    recipe = make_recipe(source, data=data)
+    recipe = make_recipe(source, stage, data=data)
     return quantize_checkpoint(recipe, folder / "out", steps=QUIET, cache=Cache(folder / "cache"))
 
 
@@ -88,9 +92,15 @@ def written(source):
     return quantize(source, source)
 
 
-def test_weights_are_those_that_are_rounded_with_the_whole_model_in_memory(shared, source, tmp_path):
+@pytest.fixture(scope="module")
+def scaled(source, tmp_path_factory):
+    return quantize(source, tmp_path_factory.mktemp("scaled"), source, AWQ)
+
+
+@pytest.mark.parametrize("stage", [GPTQ, AWQ], ids=["gptq", "awq"])
+def test_weights_are_those_that_are_rounded_with_the_whole_model_in_memory(shared, source, tmp_path, stage):
     chat_models.open_chat_model(shared)  # its graph is captured already, in the cache of the other tests
-    recipe = make_recipe(source, source=str(shared / "chat" / "source"))
+    recipe = make_recipe(source, stage, source=str(shared / "chat" / "source"))
     cache, settings = Cache(tmp_path / "cache"), LayerSettings.read(recipe)
     written = quantize_checkpoint(recipe, tmp_path / "out", steps=QUIET, cache=cache)
     origin = CheckpointSource.of(load_source(Path(recipe.source), task="text-generation"))
@@ -100,20 +110,33 @@ def test_weights_are_those_that_are_rounded_with_the_whole_model_in_memory(share
     samples = Samples(context.calibrate.samples, task.parse)
     context = replace(context, task=task, calibrate=replace(context.calibrate, samples=samples))
     datasets = draw_calibration_samples(context, settings.samples)
-    plan = round_plan(graph, Plan(find_precisions(graph, 4, ())), settings.config, datasets, context)
+    plan = Plan(find_precisions(graph, 4, ()))
+    if stage is AWQ:
+        plan = replace(plan, smoothing=find_awq_scales(graph, plan, settings.config, datasets, context))
+    plan = round_plan(graph, plan, settings.config, datasets, context)
     stored = {name: tensor for path in written.path.glob("*.safetensors") for name, tensor in load_file(path).items()}
     differing = count = 0
     for (node, _), weight in plan.weights.items():
         path = node.removeprefix("model.").removesuffix("/MatMul")
         if f"{path}.weight_packed" in stored:
-            assert np.array_equal(stored[f"{path}.weight_scale"].numpy().T, weight.scales), path
+            if stage is AWQ and path.endswith("o_proj"):
+                continue  # heads that share values share their factors in a checkpoint
+            scales = stored[f"{path}.weight_scale"].numpy().T
+            if stage is AWQ and path.endswith("up_proj"):  # what the product is divided by is in the scales before it
+                scales = scales * plan.smoothing[f"{node.removesuffix('.up_proj/MatMul')}/Mul"].factors
+            if not path.endswith("v_proj"):  # likewise, with factors of its own
+                # A factor's last digit may round a scale to FP16 the other way.
+                assert np.isclose(scales, weight.scales, rtol=1e-5).mean() > (0.99 if stage is AWQ else 0.9999), path
             integers = unpack(stored[f"{path}.weight_packed"], 4).numpy().T - 8
             differing, count = differing + int((integers != weight.integers).sum()), count + weight.integers.size
-    assert count == 2 * (64 * 64 * 2 + 64 * 32 * 2 + 64 * 128 * 3)
+    assert count == 2 * (64 * 64 * (2 if stage is GPTQ else 1) + 64 * 32 * 2 + 64 * 128 * 3)
+    assert len([tensor for tensor in plan.smoothing if ".layers." in tensor]) == (8 if stage is AWQ else 0)
     assert differing <= 20  # the engine adds in another order, by which a sum may be rounded the other way
 
 
-def test_figures_are_those_of_both_models_as_transformers_reads_them(source, written):
+@pytest.mark.parametrize("stage", ["written", "scaled"])
+def test_figures_are_those_of_both_models_as_transformers_reads_them(source, request, stage):
+    written = request.getfixturevalue(stage)
     model, recipe = open_sharded_model(source / "model"), make_recipe(source)
     judge = with_own_targets(split_samples(recipe, model.task).judge, model.task)
     results = load_source(source / "model", task="text-generation").outputs
@@ -126,7 +149,7 @@ def test_figures_are_those_of_both_models_as_transformers_reads_them(source, wri
     figures = compare_with_original(model.task, *answers, judge, recipe).figures
     assert figures == pytest.approx(written.report["drift"]["figures"], rel=1e-4)
     assert json.loads((written.path / "config.json").read_text())["quantization_config"]["ignore"] == ["lm_head"]
-    assert "quantize.gptq" in (written.path / "report.html").read_text()
+    assert ("quantize.gptq" if stage == "written" else "quantize.awq") in (written.path / "report.html").read_text()
 
 
 def test_a_quantized_folder_is_replaced_and_no_other_of_transformers(source, written):
@@ -139,10 +162,13 @@ class Killed(BaseException):
     """In the place of a signal: nothing handles it."""
 
 
-@pytest.mark.parametrize("count", range(5))
-def test_a_killed_run_resumes_at_its_layer_with_equal_bytes(source, written, tmp_path, monkeypatch, count):
+@pytest.mark.parametrize(
+    ("stage", "count"), [*(("written", count) for count in range(5)), ("scaled", 2), ("scaled", 3)]
+)
+def test_a_killed_run_resumes_at_its_layer_with_equal_bytes(source, request, tmp_path, monkeypatch, stage, count):
     """Killed before a file appears: what layers read, or the weights of a layer."""
     replace_file, done = Path.replace, []
+    whole, stages = request.getfixturevalue(stage), {"written": GPTQ, "scaled": AWQ}
 
     def die(path, target):
         if "layers-" in str(path):
@@ -153,11 +179,11 @@ def test_a_killed_run_resumes_at_its_layer_with_equal_bytes(source, written, tmp
 
     monkeypatch.setattr(Path, "replace", die)
     with pytest.raises(Killed):
-        quantize(source, tmp_path)
+        quantize(source, tmp_path, stage=stages[stage])
     monkeypatch.undo()
     assert done[-1].startswith("layer" if count % 2 else "states")
     assert not (tmp_path / "out").exists()
-    assert read_bytes(quantize(source, tmp_path).path) == read_bytes(written.path)
+    assert read_bytes(quantize(source, tmp_path, stage=stages[stage]).path) == read_bytes(whole.path)
     assert not list((tmp_path / "cache").glob("layers-*"))
 
 
@@ -201,6 +227,28 @@ def test_settings_that_a_checkpoint_cannot_have_are_refused(source, tmp_path, se
     stage = {"quantize.gptq": {"group_size": 32, "mixed_precision": False} | settings}
     with pytest.raises(RecipeError, match=message):
         quantize_checkpoint(make_recipe(source, stage), tmp_path / "out", steps=QUIET, cache=Cache(tmp_path / "cache"))
+
+
+def test_layers_are_divided_by_factors_where_they_compute_the_same_then(tmp_path):
+    """Gemma's norms add 1 to their weights; BLOOM has a GELU, and queries, keys and values as one module."""
+    found = {}
+    for family in ("gemma3", "opt", "bloom"):
+        model = open_sharded_model(save(tmp_path / family, family))
+        loop, moments = LayerLoop(model), InputMoments()
+        with model.loaded(loop.embeddings):
+            states = loop.embed(torch.arange(5, 25)[None])
+        with model.loaded(loop.layers[0]):
+            with observe_linear_inputs(loop.layers[0], moments.add):
+                made = loop.run(0, states)
+            groups = moments.group_paths()
+            sources = find_sources(loop, 0, states, groups, find_linear(loop.layers[0]))
+            assert torch.equal(loop.run(0, states), made), "nothing has changed"
+        found[family] = [sources[paths[0]].path if paths[0] in sources else None for paths in groups]
+    assert found == {
+        "gemma3": ["input_layernorm", "self_attn.v_proj", "pre_feedforward_layernorm", "mlp.up_proj"],
+        "opt": ["self_attn_layer_norm", "self_attn.v_proj", "final_layer_norm", "fc1"],
+        "bloom": ["input_layernorm", None, "post_attention_layernorm", None],
+    }
 
 
 @pytest.mark.parametrize("family", ["qwen3", "mistral", "gemma2", "gemma3", "opt", "gpt2", "bloom"])

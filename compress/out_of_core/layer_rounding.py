@@ -1,7 +1,7 @@
 """Rounding the linear modules of one layer by the moments of their inputs."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -43,6 +43,11 @@ class InputMoments:
         if self.readers[path] == path:
             self.sums[path].add_rows(inputs.reshape(1, -1, inputs.shape[-1]).numpy())
 
+    def group_paths(self) -> list[list[str]]:
+        """Group the modules by the input that they share."""
+        firsts = dict.fromkeys(self.readers.values())
+        return [[path for path, reader in self.readers.items() if reader == first] for first in firsts]
+
     def take_means(self) -> Iterator[tuple[list[str], Array]]:
         """Yield the modules that share their input, with the mean of x xT over the inputs x, [in, in] float64; the
         smallest first, each let go of when the next one is asked for."""
@@ -71,6 +76,11 @@ def round_linear(weight: Tensor, gram: Array | None, precision: Precision, confi
         rounded.append((integers, scales))
     integers, scales = (np.concatenate(parts, axis=1) for parts in zip(*rounded, strict=True))
     return QuantizedWeight(integers, scales, None, size)
+
+
+def divide_outputs(weight: QuantizedWeight, divisors: Array) -> QuantizedWeight:
+    """Divide the outputs of a quantized weight, [out] divisors: its integers stay as they are."""
+    return replace(weight, scales=np.asarray(weight.scales / divisors, np.float32))
 
 
 def restore_linear(module: nn.Linear, weight: QuantizedWeight) -> None:

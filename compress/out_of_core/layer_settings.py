@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+from compress.quantize.awq import Awq
 from compress.quantize.plan_rounding import RoundingConfig
 from compress.quantize.weight_only import Gptq, Weights, make_config
 from laconic.errors import RecipeError
@@ -14,20 +15,20 @@ from laconic.recipes.recipe import Recipe
 @dataclass(frozen=True)
 class LayerSettings:
     """precision: of the weights of linear modules within layers. samples: texts to calibrate with. keep: modules, by
-    path or pattern, that stay as they are."""
+    path or pattern, that stay as they are. scales_inputs: whether inputs with large activations are scaled up (AWQ)."""
 
     precision: Precision
     config: RoundingConfig
     samples: int
     keep: tuple[str, ...]
+    scales_inputs: bool = False
 
     @classmethod
     def read(cls, recipe: Recipe) -> "LayerSettings":
         """Read the settings of a recipe's only stage. Raises RecipeError for any that need the whole model."""
         (step,), (stage,) = recipe.stages, recipe.make_stages()
-        if not isinstance(stage, (Weights, Gptq)) or stage.bits == 16:
+        if not isinstance(stage, (Weights, Gptq, Awq)) or (isinstance(stage, Weights) and stage.bits == 16):
             raise RecipeError(f"{step.name}: no checkpoint is written in FP16. Set bits: 4 or 8")
-        rounding = "gptq" if isinstance(stage, Gptq) else stage.rounding
         unfit = {
             "symmetric": (not stage.symmetric, True, "transformers does not read zeros beside scales"),
             "mixed_precision": (stage.mixed_precision, False, "a trial of one layer would run the whole model"),
@@ -39,7 +40,10 @@ class LayerSettings:
                     f"{step.name}: for a checkpoint, {key} must be {str(needed).lower()}: {reason}. Set {key}: "
                     f"{str(needed).lower()}, or write an artifact"
                 )
-        config = make_config(stage, rounding)
+        if isinstance(stage, Awq):
+            config = RoundingConfig(group_size=stage.group_size)
+            return cls("int4-weight", config, stage.samples, stage.keep, scales_inputs=True)
+        config = make_config(stage, "gptq" if isinstance(stage, Gptq) else stage.rounding)
         if isinstance(stage, Gptq):
             config = replace(config, act_order=stage.act_order)
         precision: Precision = "int4-weight" if stage.bits == 4 else "int8-weight"

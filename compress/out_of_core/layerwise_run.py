@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from compress.out_of_core.hidden_states import HiddenStates
 from compress.out_of_core.layer_loop import LayerLoop, observe_linear_inputs
-from compress.out_of_core.layer_rounding import InputMoments, find_linear, restore_linear, round_linear
+from compress.out_of_core.layer_rounding import InputMoments, divide_outputs, find_linear, restore_linear, round_linear
+from compress.out_of_core.layer_scaling import LayerScales, scale_layer
 from compress.out_of_core.layer_settings import LayerSettings
 from laconic.arrays import Array, Arrays
 from laconic.models.decoder_cache import describe_logits
@@ -48,6 +49,7 @@ class LayerwiseRun:
         self.paths = [paths[layer] for layer in loop.layers]
         linear = [f"{paths[layer]}.{path}" for layer in loop.layers for path in find_linear(layer)]
         self.rounded = frozenset(settings.select(linear))
+        self._unscaled: set[str] = set()
 
     @property
     def files(self) -> list[Path]:
@@ -76,6 +78,9 @@ class LayerwiseRun:
                 self._quantize_layer(number)
                 step.advance()
                 step.note = f"{(time.perf_counter() - start) / (number + 1 - first):.1f} s a layer"
+        if self._unscaled:
+            paths = ", ".join(sorted(self._unscaled))
+            steps.warn(f"the inputs of {paths} are not scaled: nothing before them in the layer takes factors")
 
     def _quantize_layer(self, number: int) -> None:
         before, after = self.states_before(number), self.states_before(number + 1)
@@ -92,34 +97,54 @@ class LayerwiseRun:
                 yield self.loop.run(number, before.read(index))
         for index in range(len(self.calibrate), len(self.texts)):
             yield self.loop.run(number, before.read(index))
-        self._write_layer(number, dict(self._round(number, layer, moments)))
+        scales = self._scale(number, before, moments)
+        rounded = dict(self._round(number, layer, moments, scales))
+        self._write_layer(number, rounded, scales.changed)
         for index in range(len(self.texts), len(before.lengths)):
             yield self.loop.run(number, before.read(index))
 
-    def _round(self, number: int, layer: nn.Module, moments: InputMoments) -> Iterator[tuple[str, Tensor]]:
+    def _scale(self, number: int, before: HiddenStates, moments: InputMoments) -> LayerScales:
+        """Scale the inputs of a layer up, by AWQ, in place; nothing by other methods."""
+        if not self.settings.scales_inputs:
+            return LayerScales()
+        prefix = f"{self.paths[number]}."
+        rounded = frozenset(path.removeprefix(prefix) for path in self.rounded if path.startswith(prefix))
+        scales = scale_layer(self.loop, number, before.read(0), moments, rounded, self.settings.config)
+        self._unscaled |= set(scales.unscaled)
+        return scales
+
+    def _round(
+        self, number: int, layer: nn.Module, moments: InputMoments, scales: LayerScales
+    ) -> Iterator[tuple[str, Tensor]]:
         """Round the linear modules of a layer in place; yield the tensors that they are stored as, by name."""
         linear = find_linear(layer)
         seen: set[str] = set()
+        divisors = scales.divisors
         for paths, gram in moments.take_means():
             seen |= set(paths)
             for path in paths:
-                yield from self._round_linear(f"{self.paths[number]}.{path}", linear[path], gram)
-        for path in linear.keys() - seen:  # such as an expert that no text reaches
-            yield from self._round_linear(f"{self.paths[number]}.{path}", linear[path], None)
+                yield from self._round_linear(f"{self.paths[number]}.{path}", linear[path], gram, divisors.get(path))
+        for path in linear.keys() - seen:  # such as an expert that no text reaches, and all where inputs are scaled
+            yield from self._round_linear(f"{self.paths[number]}.{path}", linear[path], None, divisors.get(path))
 
-    def _round_linear(self, path: str, module: nn.Linear, gram: Array | None) -> Iterator[tuple[str, Tensor]]:
+    def _round_linear(
+        self, path: str, module: nn.Linear, gram: Array | None, divisors: Array | None
+    ) -> Iterator[tuple[str, Tensor]]:
         if path not in self.rounded:
             return
         settings = self.settings
         weight: QuantizedWeight = round_linear(module.weight, gram, settings.precision, settings.config)
+        weight = weight if divisors is None else divide_outputs(weight, divisors)
         restore_linear(module, weight)
         for part, tensor in CompressedTensorsFormat.store(LinearWeight(weight, settings.bits)).items():
             yield f"{path}.{part}", tensor
 
-    def _write_layer(self, number: int, rounded: dict[str, Tensor]) -> None:
-        """Write the weights of a layer: rounded ones, and the others as they are stored."""
+    def _write_layer(self, number: int, rounded: dict[str, Tensor], changed: Sequence[str]) -> None:
+        """Write the weights of a layer: rounded ones; norms and biases that changed, in FP32; and the others as they
+        are stored."""
         layer, path = self.loop.layers[number], self.paths[number]
-        replaced = {f"{name}.weight" for name in self.rounded}
+        rounded |= {f"{path}.{name}": layer.get_parameter(name).data for name in changed}
+        replaced = {*(f"{name}.weight" for name in self.rounded), *rounded}
         names = [f"{path}.{name}" for name in layer.state_dict() if f"{path}.{name}" not in replaced]
         file = self.files[number]
         partial = file.with_suffix(".partial")

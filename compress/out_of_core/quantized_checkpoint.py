@@ -50,7 +50,7 @@ def quantize_checkpoint(
     compressed-tensors to `destination` atomically, with a report.
 
     One layer is in memory at a time. Each linear module is rounded by itself, by what it reads in the original model,
-    as `quantize.gptq` rounds the weights of an artifact; embeddings and the head stay as they are stored. An
+    as the recipe's stage rounds the weights of an artifact; embeddings and the head stay as they are stored. An
     interrupted run resumes at its layer. Raises a LaconicError for an invalid source, data or recipe.
     """
     check_free(destination.resolve())

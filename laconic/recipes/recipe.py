@@ -214,8 +214,8 @@ class Recipe(Origin):
             if not built:
                 raise RecipeError(
                     "the checkpoint would be unchanged: no stage changes the module, and a checkpoint is quantized by "
-                    "quantize.gptq or quantize.weights alone. Name one of them, or stages that prune, factorize or "
-                    "train"
+                    "quantize.gptq, quantize.awq or quantize.weights alone. Name one of them, or stages that prune, "
+                    "factorize or train"
                 )
         steps = [step for step, _ in built]
         lossy = any(isinstance(stage, TorchStage) and stage.lossy for _, stage in built)
