@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from compress.quantize.awq import find_scales, measure_error
+from compress.quantize.awq_scales import find_scales, measure_error
 from compress.quantize.plan_rounding import RoundingConfig, round_layers
 from compress.quantize.weight_only import Weights, find_precisions
 from export.passes.grouped_weights import BLOCKS, read_grouped_weight

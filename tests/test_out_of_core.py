@@ -19,8 +19,8 @@ from compress.checkpoint_report import compare_with_original
 from compress.out_of_core.layer_loop import LayerLoop, observe_linear_inputs
 from compress.out_of_core.layer_rounding import InputMoments, find_linear
 from compress.out_of_core.layer_scaling import find_sources
-from compress.out_of_core.layer_settings import LayerSettings
 from compress.out_of_core.quantized_checkpoint import make_context, quantize_checkpoint, with_own_targets
+from compress.out_of_core.stage_settings import read_settings
 from compress.quantize.awq import find_awq_scales
 from compress.quantize.calibration import draw_calibration_samples
 from compress.quantize.plan_rounding import round_plan
@@ -101,7 +101,7 @@ def scaled(source, tmp_path_factory):
 def test_weights_are_those_that_are_rounded_with_the_whole_model_in_memory(shared, source, tmp_path, stage):
     chat_models.open_chat_model(shared)  # its graph is captured already, in the cache of the other tests
     recipe = make_recipe(source, stage, source=str(shared / "chat" / "source"))
-    cache, settings = Cache(tmp_path / "cache"), LayerSettings.read(recipe)
+    cache, settings = Cache(tmp_path / "cache"), read_settings(recipe)
     written = quantize_checkpoint(recipe, tmp_path / "out", steps=QUIET, cache=cache)
     origin = CheckpointSource.of(load_source(Path(recipe.source), task="text-generation"))
     graph, task = capture_graph(origin, Cache(shared / "chat" / "cache")), origin.checkpoint.task

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from compress.out_of_core.layer_loop import LayerLoop, observe_linear_inputs
 from compress.out_of_core.layer_rounding import InputMoments, find_linear
-from compress.quantize.awq import find_scales
+from compress.quantize.awq_scales import find_scales
 from compress.quantize.plan_rounding import RoundingConfig
 from laconic.arrays import Array
 

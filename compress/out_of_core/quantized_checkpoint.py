@@ -14,8 +14,8 @@ from torch import nn
 
 from compress.checkpoint_report import WrittenCheckpoint, compare_with_original, find_missed_by_checkpoint, write_report
 from compress.out_of_core.layer_loop import LayerLoop
-from compress.out_of_core.layer_settings import LayerSettings
 from compress.out_of_core.layerwise_run import LayerwiseRun
+from compress.out_of_core.stage_settings import read_settings
 from compress.quantize.calibration import draw_calibration_samples
 from laconic.artifacts.ledger import make_ledger
 from laconic.artifacts.record import Record
@@ -54,7 +54,7 @@ def quantize_checkpoint(
     interrupted run resumes at its layer. Raises a LaconicError for an invalid source, data or recipe.
     """
     check_free(destination.resolve())
-    settings, steps, cache = LayerSettings.read(recipe), steps or Steps(), cache or Cache()
+    settings, steps, cache = read_settings(recipe), steps or Steps(), cache or Cache()
     if recipe.builder is not None or not Path(recipe.source).is_dir():
         raise RecipeError("a checkpoint is quantized layer by layer from a folder of transformers. Give such a source")
     with (
