@@ -5,6 +5,7 @@ from functools import cache, partial
 
 import models
 import numpy as np
+import pytest
 from filelock import FileLock
 from safetensors.torch import save_file
 
@@ -16,10 +17,10 @@ from laconic.runtimes.onnxruntime import OnnxRuntime
 from laconic.tensor import BATCH
 
 SAVED = {
-    "bert": models.save_bert,
+    "bert": partial(models.save_bert, num_hidden_layers=1),
     "distilbert": partial(models.save_distilbert, layers=1),
     "roberta": partial(models.save_roberta, layers=1),
-    "embedder": models.save_embedder,
+    "embedder": partial(models.save_embedder, layers=1),
     "vit": partial(models.save_vit, layers=1),
     "gpt2": partial(models.save_gpt2, layers=1),
     "llama": partial(models.save_llama, layers=1),
@@ -27,6 +28,16 @@ SAVED = {
     "bart": models.save_bart,
 }
 BUILT = {"residual": models.ResidualNet, "mobilenet": models.MobileNet, "lstm": models.BiLstm, "tied": models.Tied}
+SWEPT = ("distilbert", "roberta", "bart")
+"""Models whose operators and layers others have too."""
+
+
+def mark_swept(*names):
+    """The names as parameters of a test, of which `make test` leaves out some."""
+    return [pytest.param(name, marks=pytest.mark.sweep) if name in SWEPT else name for name in names]
+
+
+ZOO = mark_swept(*SAVED, *BUILT)
 
 
 def built(folder, module, **arguments):

@@ -198,9 +198,9 @@ def save_roberta(folder: Path, layers: int = 2) -> Path:
     return save_transformer(folder, transformers.RobertaModel(config, add_pooling_layer=False))
 
 
-def save_embedder(folder: Path, *modules: tuple[str, dict[str, object]]) -> Path:
+def save_embedder(folder: Path, *modules: tuple[str, dict[str, object]], layers: int = 2) -> Path:
     """A folder of sentence-transformers: MiniLM's shape, mean pooling and normalisation unless `modules` says else."""
-    save_bert(folder, transformers.BertModel)
+    save_bert(folder, transformers.BertModel, num_hidden_layers=layers)
     chain = modules or (("Pooling", {"pooling_mode_mean_tokens": True}), ("Normalize", {}))
     entries = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
     for number, (kind, config) in enumerate(chain, 1):
@@ -552,6 +552,20 @@ class Branching(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x) if x.sum() > 0 else x
+
+
+class Recurrent(nn.Module):
+    """A recurrence in Python, which an export unrolls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs = (SEQUENCE,)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states = [x[:, 0]]
+        for place in range(1, x.shape[1]):
+            states.append((states[-1] + x[:, place]).tanh())
+        return torch.stack(states, dim=1)
 
 
 class Noisy(nn.Module):

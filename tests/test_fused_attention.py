@@ -19,7 +19,7 @@ from laconic.quantization.plan import Plan
 from laconic.runtimes.onnxruntime import OnnxRuntime
 from laconic.runtimes.runtime import make_runtime
 
-FUSED = ["bert", "distilbert", "roberta", "embedder", "vit"]
+FUSED = captured.mark_swept("bert", "distilbert", "roberta", "embedder", "vit")
 NOT_FUSED = ["gpt2", "llama", "t5-encoder"]
 """Masks that differ between queries, rotated queries and keys, and a bias for each pair of positions."""
 
