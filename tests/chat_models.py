@@ -90,7 +90,7 @@ def open_chat_model(root: Path) -> tuple[transformers.LlamaForCausalLM, Path]:
     with FileLock(root / "chat.lock"):
         if not path.exists():
             source = save_chat_model(folder / "source")
-            recipe = Recipe.parse({"source": str(source), "task": "text-generation", "stages": []})
-            export(recipe, path, cache=Cache(folder / "cache"))
+            recipe = {"source": str(source), "task": "text-generation", "stages": [], "engine_only": "openvino"}
+            export(Recipe.parse(recipe), path, cache=Cache(root / "cache"))
     model = transformers.LlamaForCausalLM.from_pretrained(folder / "source")
     return model.eval(), path

@@ -59,7 +59,7 @@ def make(shared, tmp_path_factory):
     SmolLM2's, and merges two letters."""
     _, original = chat_models.open_chat_model(shared)
     source, root = shared / "chat" / "source", tmp_path_factory.mktemp("formats")
-    graph = capture_graph(CheckpointSource.of(load_source(source, task=TASK)), Cache(shared / "chat" / "cache"))
+    graph = capture_graph(CheckpointSource.of(load_source(source, task=TASK)), Cache(shared / "cache"))
 
     @functools.cache
     def make(name):

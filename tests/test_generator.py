@@ -16,7 +16,7 @@ import torch
 from chat_models import CONTEXT, open_chat_model
 from onnx import TensorProto, helper
 from test_offline import WATCH
-from tiny_decoders import VOCABULARY, TinyDecoder, write_decoder
+from tiny_decoders import VOCABULARY, TinyDecoder, open_tiny_decoder
 from tiny_llama import TOKEN_BYTES, TinyLlama, write_llama
 from transformers import (
     MinPLogitsWarper,
@@ -55,13 +55,13 @@ def is_llama(kind: Kind) -> bool:
 
 
 @pytest.fixture(scope="module")
-def onnx_decoder() -> TinyDecoder:
-    return TinyDecoder().eval()
+def onnx_decoder(shared: Path) -> TinyDecoder:
+    return open_tiny_decoder(shared)[0]
 
 
 @pytest.fixture(scope="module")
-def onnx_graph(onnx_decoder: TinyDecoder, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_decoder(tmp_path_factory.mktemp("graphs") / "model.onnx", onnx_decoder)
+def onnx_graph(shared: Path) -> Path:
+    return open_tiny_decoder(shared)[1]
 
 
 @pytest.fixture(scope="module")
@@ -278,17 +278,16 @@ def test_another_arithmetic_writes_too(kind: Kind, graph: Path, is_llama: bool, 
         ({"is_causal": False}, "its mask is not causal"),
     ],
 )
-def test_attention_that_paging_would_change_is_refused(changes: dict[str, float], message: str, tmp_path: Path) -> None:
-    path = write_decoder(tmp_path / "model.onnx", TinyDecoder(**changes))  # type: ignore[arg-type]
+def test_attention_that_paging_would_change_is_refused(changes: dict[str, float], message: str, shared: Path) -> None:
+    _, path = open_tiny_decoder(shared, **changes)
     with pytest.raises(RuntimeFailure, match=message):
         make_stateful(path, 64)
     if "window" in changes:
         make_stateful(path, 16)  # no text is longer than the window
 
 
-def test_a_scale_of_the_scores_is_kept(tmp_path: Path) -> None:
-    decoder = TinyDecoder(scales_scores=True).eval()
-    path = write_decoder(tmp_path / "model.onnx", decoder)
+def test_a_scale_of_the_scores_is_kept(shared: Path) -> None:
+    decoder, path = open_tiny_decoder(shared, scales_scores=True)
     expected = decoder.write_greedily([1, 2, 3], 30)
     for kind in KINDS:
         with kind(path, context=512, cache_bytes=1 << 20) as generator:

@@ -67,11 +67,10 @@ class Decoder:
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkpoint, Graph]:
+def llama(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkpoint, Graph]:
     """A small Llama and its graph."""
-    folder = tmp_path_factory.mktemp("llama")
-    checkpoint = load_source(save(folder / "source", "llama"), task="text-generation")
-    return checkpoint, capture_graph(CheckpointSource.of(checkpoint), Cache(folder / "cache"))
+    checkpoint = load_source(save(tmp_path_factory.mktemp("llama"), "llama"), task="text-generation")
+    return checkpoint, capture_graph(CheckpointSource.of(checkpoint), Cache(shared / "cache"))
 
 
 @pytest.fixture(scope="module")

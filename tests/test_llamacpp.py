@@ -193,7 +193,7 @@ def recipe(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 @pytest.fixture(scope="module")
 def artifact(shared: Path, recipe: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     path = tmp_path_factory.mktemp("artifacts") / "chat.laconic"
-    return export(Recipe.parse(recipe), path, cache=Cache(shared / "chat" / "cache")).artifact
+    return export(Recipe.parse(recipe), path, cache=Cache(shared / "cache")).artifact
 
 
 def test_an_artifact_is_judged_in_the_arithmetic_of_llamacpp(artifact: Artifact) -> None:
@@ -230,7 +230,7 @@ def test_an_artifact_is_served_by_llamacpp_or_by_whatever_is_asked_for(
 def test_an_artifact_for_another_engine_is_built_for_llamacpp(shared: Path, tmp_path: Path) -> None:
     _, path = open_chat_model(shared)
     origin = Origin.model_validate({"source": str(path.parent / "source"), "task": "text-generation"})
-    cache, changes = Cache(path.parent / "cache"), {"engine_only": "llamacpp"}
+    cache, changes = Cache(shared / "cache"), {"engine_only": "llamacpp"}
     built = build(path, tmp_path / "b.laconic", changes=changes, original=origin, steps=QUIET, cache=cache).artifact
     assert [each.runtime for each in built.manifest.placements] == ["llamacpp"]
     assert "model.gguf" in built.manifest.files
@@ -266,5 +266,5 @@ def test_what_llamacpp_cannot_keep_as_it_is_is_refused(
     message: str,
 ) -> None:
     with pytest.raises(error, match=message):
-        export(Recipe.parse(recipe | changes), tmp_path / "a.laconic", cache=Cache(shared / "chat" / "cache"))
+        export(Recipe.parse(recipe | changes), tmp_path / "a.laconic", cache=Cache(shared / "cache"))
     assert not (tmp_path / "a.laconic").exists()

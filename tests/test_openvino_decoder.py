@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from chat_models import ANSWERS, CONTEXT, COUNT, make_tokenizer, open_chat_model, render
-from language_models import WINDOW, open_decoder
+from language_models import WINDOW, mark_swept, open_decoder
 from numpy.typing import NDArray
 from test_generator import draw_prompts, finish
 from transformers import AutoModelForCausalLM
@@ -31,7 +31,10 @@ LEAVING = (1, 2)
 """Requests that are cancelled when they have three tokens."""
 
 
-@pytest.fixture(scope="module", params=["llama", "mistral", "gemma2", "gemma3", "gpt2", "bloom", "opt", "mixtral"])
+FAMILIES = ("llama", "mistral", "gemma2", "gemma3", "gpt2", "bloom", "opt", "mixtral")
+
+
+@pytest.fixture(scope="module", params=mark_swept(*FAMILIES))
 def family(request: pytest.FixtureRequest, shared: Path) -> tuple[Any, Path]:
     """A model of a family, and the file of its decoder."""
     source, decoder = open_decoder(shared, request.param)

@@ -15,7 +15,7 @@ from chat_models import CONTEXT, make_tokenizer, open_chat_model
 from language_models import WINDOW, save
 from served import running
 from test_generator import finish
-from tiny_decoders import TinyDecoder, write_decoder
+from tiny_decoders import open_tiny_decoder
 from transformers import AutoModelForCausalLM
 
 from export.pipeline import export
@@ -130,9 +130,8 @@ def test_both_engines_share_a_ledger_and_the_decoder_holds_less(generator: OpenV
 
 
 @pytest.mark.parametrize("changes", [{"window": 16}, {"has_bias": True}, {"cap": 5.0}])
-def test_attention_that_cannot_be_paged_is_stepped(changes: dict[str, Any], tmp_path: Path) -> None:
-    decoder = TinyDecoder(**changes).eval()
-    path = write_decoder(tmp_path / "model.onnx", decoder)
+def test_attention_that_cannot_be_paged_is_stepped(changes: dict[str, Any], shared: Path) -> None:
+    decoder, path = open_tiny_decoder(shared, **changes)
     prompts = ((1, 2, 3), (4,) * 30)
     with OpenVinoGenerator(path, context=512, cache_bytes=1 << 20) as generator:
         for number, prompt in enumerate(prompts):
@@ -141,8 +140,8 @@ def test_attention_that_cannot_be_paged_is_stepped(changes: dict[str, Any], tmp_
     assert [texts[number, 0] for number in range(2)] == [decoder.write_greedily(list(each), 30) for each in prompts]
 
 
-def test_attention_of_another_form_is_refused(tmp_path: Path) -> None:
-    path = write_decoder(tmp_path / "model.onnx", TinyDecoder(is_causal=False))
+def test_attention_of_another_form_is_refused(shared: Path) -> None:
+    _, path = open_tiny_decoder(shared, is_causal=False)
     with pytest.raises(RuntimeFailure, match="not causal"):
         OpenVinoGenerator(path, context=512, cache_bytes=1 << 20)
 
@@ -195,11 +194,11 @@ def test_a_worker_writes_by_a_schema_beside_others(artifact: Path) -> None:
     assert isinstance(refused, InputError)
 
 
-def test_a_model_with_a_window_and_caps_is_served(tmp_path: Path) -> None:
+def test_a_model_with_a_window_and_caps_is_served(shared: Path, tmp_path: Path) -> None:
     source = save(tmp_path / "source", "gemma2")
     path = tmp_path / "windows.laconic"
     recipe = {"source": str(source), "task": "text-generation", "stages": [], "engine_only": "openvino"}
-    export(Recipe.parse(recipe), path, cache=Cache(tmp_path / "cache"))
+    export(Recipe.parse(recipe), path, cache=Cache(shared / "cache"))
     prompt = np.random.default_rng(0).integers(5, 30, 5 * WINDOW).tolist()
     model = AutoModelForCausalLM.from_pretrained(source).eval()
     with torch.inference_mode():

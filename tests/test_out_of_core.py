@@ -104,7 +104,7 @@ def test_weights_are_those_that_are_rounded_with_the_whole_model_in_memory(share
     cache, settings = Cache(tmp_path / "cache"), read_settings(recipe)
     written = quantize_checkpoint(recipe, tmp_path / "out", steps=QUIET, cache=cache)
     origin = CheckpointSource.of(load_source(Path(recipe.source), task="text-generation"))
-    graph, task = capture_graph(origin, Cache(shared / "chat" / "cache")), origin.checkpoint.task
+    graph, task = capture_graph(origin, Cache(shared / "cache")), origin.checkpoint.task
     model = open_sharded_model(Path(recipe.source))
     context = make_context(recipe, model, split_samples(recipe, model.task), tmp_path, cache, QUIET)
     samples = Samples(context.calibrate.samples, task.parse)

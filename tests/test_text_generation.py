@@ -11,7 +11,7 @@ import onnx
 import pytest
 import torch
 import transformers
-from language_models import FAMILIES, WINDOW, open_decoder, save
+from language_models import FAMILIES, WINDOW, mark_swept, open_decoder, save
 from originals import tiny_tokenizer
 from served import running
 
@@ -23,7 +23,6 @@ from compress.search.search_candidate import describe_misses
 from compress.transformer.surgery import keep_units
 from export.formats.quantized_model import read_quantized_model
 from export.pipeline import export
-from export.sources import capture_graph
 from export.validation.drift import compare_outputs
 from laconic.arrays import Arrays
 from laconic.artifacts.artifact import Artifact
@@ -55,7 +54,7 @@ QUIET = Steps(quiet=True)
 TASK = "text-generation"
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=mark_swept(*FAMILIES))
 def family(request, shared):
     """A checkpoint of a family, and the file of its decoder."""
     source, decoder = open_decoder(shared, request.param)
@@ -321,7 +320,7 @@ def artifacts(tmp_path_factory, shared):
             "int8_kv_cache": bits == 4,
         }
         destination = folder / f"llama{bits}.laconic"
-        result = compress(Recipe.parse(recipe), destination, steps=QUIET, cache=Cache(source.parent / "cache"))
+        result = compress(Recipe.parse(recipe), destination, steps=QUIET, cache=Cache(shared / "cache"))
         assert [sum(each.startswith(said) for said in MISSED) for each in result.missed if "goal" in each] == [1] * (
             2 + (bits == 8)
         )
@@ -336,7 +335,7 @@ def test_a_search_judges_what_is_built_by_the_table_of_the_artifact(artifacts, s
     content = {"task": TASK, "data": {"calibrate": str(tmp_path / "texts.txt")}, "goal": OUT_OF_REACH}
     source, _ = open_decoder(shared, "llama")
     recipe = Recipe.parse({"source": str(source), "stages": ["quantize.weights"], **content})
-    context = open_context(recipe, trust=False, cache=source.parent / "cache", threads=1)
+    context = open_context(recipe, trust=False, cache=shared / "cache", threads=1)
     constraints = Constraints.from_goal(recipe.goal, context.source.task, context.samples.choose)
     built = measure_artifact(context, recipe, made[8].path)
     speed = made[8].measured.writing[1]
@@ -436,12 +435,12 @@ def test_a_model_that_keeps_no_keys_and_values_scores_texts_and_learns(tmp_path)
     assert (task.name, task.generation) == (TASK, None)
 
 
-def test_a_server_scores_with_a_model_that_cannot_write(tmp_path):
-    source = save(tmp_path / "source", "lfm2")
+def test_a_server_scores_with_a_model_that_cannot_write(shared, tmp_path):
+    source = save(tmp_path / "source", "openai-gpt")
     path = tmp_path / "scores.laconic"
     recipe = {"source": str(source), "task": TASK, "stages": [], "engine_only": "openvino"}
-    export(Recipe.parse(recipe), path, cache=Cache(tmp_path / "cache"))
-    model, text = transformers.Lfm2ForCausalLM.from_pretrained(source).eval(), "the model answers"
+    export(Recipe.parse(recipe), path, cache=Cache(shared / "cache"))
+    model, text = transformers.OpenAIGPTLMHeadModel.from_pretrained(source).eval(), "the model answers"
     with running(path) as server, server.client() as client:
         task = server.app.repository.get("scores").artifact.task()
         answer = client.post("/v1/models/scores/predict", json={"text": [text, "the"]}).json()
@@ -462,18 +461,16 @@ def test_a_server_scores_with_a_model_that_cannot_write(tmp_path):
     assert answer["answers"] == [{"text": task.write([token])} for token in likeliest]
 
 
-def test_layers_of_different_heads_leave_a_graph_that_scores(tmp_path):
+def test_layers_of_different_heads_leave_a_model_that_scores(tmp_path):
     checkpoint = load_source(save(tmp_path / "source", "gpt2"))
     module = copy.deepcopy(checkpoint.module)
-    first, kept = anatomy(module).of("heads")[0], [0]
-    keep_units(module, first, kept)
+    keep_units(module, anatomy(module).of("heads")[0], [0])
     pruned = checkpoint.after(Record(stage="prune.heads", config={}, key="", figures={}), module)
     assert pruned.task.generation is None
-    graph = capture_graph(CheckpointSource.of(pruned), Cache(tmp_path / "cache"))
     text = "the model answers"
     inputs = pruned.task.encode_request(text)
     assert inputs["attention_mask"][0].tolist() == [0] * (inputs["input_ids"].shape[1] - 1) + [1]
-    with make_runtime("openvino").open(graph.path) as session:
+    with CheckpointSource.of(pruned).open(1) as session:
         (answer,) = pruned.task.decode(session.run(inputs), [text])
     ids = torch.from_numpy(inputs["input_ids"])
     assert answer == {"text": pruned.task.write([int(module.choose_next(ids, torch.ones_like(ids)))])}

@@ -2,8 +2,10 @@
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
+from filelock import FileLock
 from torch import Tensor, nn
 
 VOCABULARY, HEADS, WIDTH = 64, 2, 8
@@ -74,16 +76,29 @@ class TinyDecoder(GreedyWriter, nn.Module):
         return logits[0]
 
 
+def open_tiny_decoder(root: Path, **changes: Any) -> tuple[TinyDecoder, Path]:
+    """A decoder and its file, made once in a run by whichever process asks first."""
+    decoder = TinyDecoder(**changes).eval()
+    name = "-".join(["tiny", *(f"{name}-{value}" for name, value in changes.items())])
+    path = root / name / "model.onnx"
+    with FileLock(root / f"{name}.lock"):
+        if not path.exists():
+            path.parent.mkdir()
+            write_decoder(path, decoder)
+    return decoder, path
+
+
 def write_decoder(path: Path, decoder: TinyDecoder) -> Path:
     """Write a decoder as ONNX, with the inputs and outputs of a language model's graph."""
     batch, tokens, past = (torch.export.Dim(name) for name in ("batch", "tokens", "past"))
     sizes = {0: batch, 1: tokens}
     ids, places = (torch.zeros(2, 3, dtype=torch.int64) for _ in range(2))
     keys, values = (torch.zeros(2, HEADS, 4, WIDTH) for _ in range(2))
-    with warnings.catch_warnings():  # of the exporter, about itself
-        warnings.simplefilter("ignore")
+    uncached = torch._dynamo.config.patch(fake_tensor_cache_enabled=False)  # faster, as in the product
+    with warnings.catch_warnings(), uncached:
+        warnings.simplefilter("ignore")  # of the exporter, about itself
         program = torch.onnx.export(
-            decoder.eval(),
+            decoder,
             (ids, places, keys, values),
             input_names=["input_ids", "position_ids", "past.0", "past.1"],
             output_names=["logits", "present.0", "present.1"],
