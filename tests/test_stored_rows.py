@@ -16,7 +16,7 @@ import torch
 from artifacts import embedding_task
 from PIL import Image
 
-from laconic.data import parquet, row_index
+from laconic.data import parquet, row_index, webdataset
 from laconic.data.dataset import split
 from laconic.data.reader import read, read_few
 from laconic.data.shards import expand_braces, list_shards
@@ -149,12 +149,15 @@ def test_large_row_groups_are_copied_into_the_cache_once_in_small_ones(tmp_path,
 def test_rows_that_were_checked_are_known_again_until_their_file_is_another(tmp_path, monkeypatch, kind):
     monkeypatch.setenv("LACONIC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(row_index, "FEWEST", ROWS // SHARDS)
+    monkeypatch.setattr(webdataset, "LEAST", 1)
+    indexed, index = [], webdataset.index_archive
+    monkeypatch.setattr(webdataset, "index_archive", lambda path: indexed.append(path) or index(path))
     folder, parsed = write_images(tmp_path / "images", kind), []
     task = copy.copy(IMAGES)
     monkeypatch.setattr(task, "parse", lambda value: parsed.append(value) or IMAGES.parse(value))
     first, checked = read(folder, task), len(parsed)
     again = read(folder, task)
-    assert (checked, len(parsed)) == (ROWS, ROWS)
+    assert (checked, len(parsed), len(indexed)) == (ROWS, ROWS, SHARDS if kind == "tar" else 0)
     for name in ("keys", "labels", "numbers", "lengths", "shapes", "kinds", "fingerprint"):
         assert getattr(again, name) == getattr(first, name)
     assert all(map(np.array_equal, again.samples, first.samples))
@@ -178,7 +181,8 @@ def test_rows_that_name_files_are_read_each_time_and_labels_are_kept(tmp_path, m
     labels = [row_index.keep_labels(path, IMAGES, {}, lambda: reads.append(0) or ["dog", 1, True, "dog"]) for _ in "ab"]
     assert labels == [["dog", 1, True]] * 2
     assert len(reads) == 1
-    for _ in range(2):
+    for cache in ("cache", "cache", "one.png"):  # the last one is no folder
+        monkeypatch.setenv("LACONIC_CACHE", str(tmp_path / cache))
         assert len(row_index.keep_labels(path, IMAGES, {"label": "x"}, lambda: [np.zeros(2)] * 3)) == 3
 
 

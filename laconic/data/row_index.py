@@ -71,8 +71,11 @@ def keep(
         computed.append(compute())
         return encode(computed[0])
 
-    with cache.lock(key):
-        content = cache.json(key, compute_once)
+    try:
+        with cache.lock(key):
+            content = cache.json(key, compute_once)
+    except OSError:  # a cache that cannot be written to; what cannot be read is said by `compute`
+        content = None
     if computed:
         return computed[0]
     return compute() if content is None else decode(content)

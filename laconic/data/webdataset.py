@@ -7,13 +7,14 @@ The files of a sample follow one another and share a name up to the first dot, a
 import json
 import tarfile
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from laconic.data.formats import SUFFIXES
+from laconic.data.row_index import describe_version, keep
 from laconic.data.stored_rows import KIND, FileVersion, Row, StoredRows
 from laconic.errors import DataError
+from laconic.hashing import environment_digest, hash_of
 from laconic.tasks.row_parsing import LABEL, SampleKind
 from laconic.tasks.task import Task
 
@@ -23,12 +24,13 @@ COLUMNS = {"cls": LABEL, "txt": "text"}
 """By the extension of a file, the column that it is unless another one is asked for."""
 OBJECT = "json"
 """The extension of a file whose keys are columns."""
+LEAST = 2**20
+"""Bytes of an archive from which on its index is kept in the cache."""
 END = b"\0" * tarfile.BLOCKSIZE
 """The block behind the last file of an archive."""
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """A file in an archive: its extension, where its content begins, and its bytes."""
 
     extension: str
@@ -45,7 +47,7 @@ class TarRows(StoredRows):
     def __init__(self, path: Path, task: Task, also: Collection[str] = ()) -> None:
         try:
             self.file = FileVersion.read(path)
-            self._samples = index_archive(path)
+            self._samples = keep_index(self.file)
         except (tarfile.TarError, OSError, UnicodeDecodeError, ValueError) as error:
             raise DataError(
                 f"{path.name} does not read as a tar archive: {error}. Give one that is whole, and not compressed"
@@ -86,6 +88,18 @@ class TarRows(StoredRows):
                     ) from None
                 values = value | values if is_object else values | {column: value}
         return values
+
+
+def keep_index(file: FileVersion) -> list[tuple[str, tuple[Member, ...]]]:
+    """Index an archive as `index_archive` does, or find its index in the cache where it is large and was indexed."""
+    if file.size < LEAST:
+        return index_archive(file.path)
+
+    def decode(content: Any) -> list[tuple[str, tuple[Member, ...]]]:
+        return [(key, tuple(Member(*member) for member in members)) for key, members in content]
+
+    key = f"archive-{hash_of(describe_version(file), environment_digest())}"
+    return keep(key, lambda: index_archive(file.path), list, decode)
 
 
 def index_archive(path: Path) -> list[tuple[str, tuple[Member, ...]]]:
