@@ -84,6 +84,13 @@ def test_common_keys_of_training_scripts_are_recognized_and_said(tmp_path, caplo
     assert said in caplog.text
 
 
+def test_shards_of_deepspeed_are_refused_with_the_script_that_gathers_them(tmp_path):
+    state = {name: torch.empty(0) for name in perceptron().state_dict()}
+    torch.save({"module": state, "param_shapes": [{"0.weight": torch.Size([2, 2])}]}, tmp_path / "model.pt")
+    with pytest.raises(SourceError, match=r"ZeRO 3 and holds no values.*zero_to_fp32\.py \. weights --safe_ser"):
+        load_source(tmp_path / "model.pt", **OPTIONS)
+
+
 def test_plain_weights_are_read_without_a_word(tmp_path, caplog):
     state = perceptron().state_dict()
     torch.save(state, tmp_path / "model.pt")

@@ -81,6 +81,7 @@ def find_state_dict(content: Any, module: nn.Module, path: Path, key: str | None
             f"meant is not certain. Choose with --weights-key {places[0]} (in a recipe weights_key)"
         )
     if chosen is None:
+        check_values(content, path)
         return min(candidates, key=lambda each: count_faults(state, each.tensors)).tensors
     taken = {id(tensor) for tensor in chosen.tensors.values()}
     others = [each.place for each in fitting if not taken & {id(tensor) for tensor in each.tensors.values()}]
@@ -91,6 +92,20 @@ def find_state_dict(content: Any, module: nn.Module, path: Path, key: str | None
         rest = ", ".join(map(repr, dict.fromkeys(others)))
         log.warning("%s: took the weights %s; those under %s fit, too: choose with --weights-key", path, place, rest)
     return chosen.tensors
+
+
+def check_values(content: Any, path: Path) -> None:
+    """Raise SourceError for a file of DeepSpeed's ZeRO 3, which has names and shapes: the values are in files of each
+    rank, whose pickles name code."""
+    if not is_mapping(content) or "param_shapes" not in content:
+        return
+    state = content.get("module")
+    if isinstance(state, Mapping) and not any(value.numel() for value in state.values() if isinstance(value, Tensor)):
+        raise SourceError(
+            f"{path} is of DeepSpeed's ZeRO 3 and holds no values: these are in the pickles of each rank, which name "
+            f"code and are not opened here. Gather those you trust with the script that DeepSpeed wrote in the folder "
+            f"above, `python zero_to_fp32.py . weights --safe_serialization`, and give weights/model.safetensors"
+        )
 
 
 def find_module(content: Any, path: Path, key: str | None = None) -> nn.Module | None:
