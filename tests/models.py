@@ -288,7 +288,7 @@ def save_whisper(folder: Path, *, whole: bool = True, times: int = 3, **generati
     ids = {name: tokens.convert_tokens_to_ids(f"<|{name}|>") for name in ("endoftext", *names)}
     end, start = ids["endoftext"], ids["startoftranscript"]
     config = transformers.WhisperConfig(
-        vocab_size=len(tokens), d_model=32, encoder_layers=1, decoder_layers=2, encoder_attention_heads=2,
+        vocab_size=len(tokens), d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
         decoder_attention_heads=2, encoder_ffn_dim=64, decoder_ffn_dim=64, num_mel_bins=16, max_source_positions=50,
         max_target_positions=40, pad_token_id=end, bos_token_id=end, eos_token_id=end, decoder_start_token_id=start,
         suppress_tokens=None, begin_suppress_tokens=None,
@@ -391,12 +391,14 @@ LETTERS = ("<pad>", "<unk>", "|", *"ETAOI")
 """The tokens that a speech model writes with."""
 
 
-def save_wav2vec2(folder: Path, kind: str = "wav2vec2", *, norm: str = "layer", pitches: tuple[str, ...] = ()) -> Path:
+def save_wav2vec2(
+    folder: Path, kind: str = "wav2vec2", *, norm: str = "layer", pitches: tuple[str, ...] = (), layers: int = 2
+) -> Path:
     """A relative of wav2vec 2.0 with a frame of 10 ms, which writes LETTERS, or tells `pitches` apart."""
     numbers = {name: number for number, name in enumerate(pitches)}
     settings: dict[str, Any] = {
         "hidden_size": 32,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": layers,
         "num_attention_heads": 2,
         "intermediate_size": 64,
         "conv_dim": (16, 16, 32),
@@ -466,8 +468,9 @@ def make_detector_config(family: str, named: dict[str, Any]) -> transformers.Pre
         inner = {"encoder_in_channels": [16, 24, 32], "decoder_in_channels": [32] * 3, "encoder_hidden_dim": 32}
         return transformers.RTDetrConfig(backbone_config=backbone, num_denoising=4, **inner, **layers)
     plain = {"use_timm_backbone": False, "backbone": None, "use_pretrained_backbone": False, "dropout": 0.0}
-    features = levels if family == "DeformableDetr" else {"out_features": ["stage4"]}
-    backbone = transformers.ResNetConfig(**maps, **features)
+    if family != "DeformableDetr":
+        maps |= {"hidden_sizes": [8, 16], "depths": [1] * 2}
+    backbone = transformers.ResNetConfig(**maps, **(levels if family == "DeformableDetr" else {}))
     return getattr(transformers, f"{family}Config")(backbone_config=backbone, **plain, **layers)
 
 

@@ -5,8 +5,6 @@ import itertools
 import json
 import re
 import resource
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from contexts import Messages
 from laconic.cache import VARIABLE
 from laconic.errors import RecipeError, SourceError, UntrustedSource, UsageError
 from laconic.models.source_loading import load_source
+from laconic.progress import Steps
 from train.finetune import technique_costs
 from train.finetune.advice import copy_structure
 from train.finetune.technique_costs import TechniqueCost, leave_out_each, report_costs
@@ -34,7 +33,6 @@ from train.planner.plan_summary import summarize_plan
 from train.planner.prediction import predict
 from train.settings import Training
 
-HERE = Path(__file__).parent
 CPU = torch.device("cpu")
 LENGTH, BATCH = 32, 4
 LLAMA_8B = {
@@ -153,10 +151,15 @@ def test_where_copies_could_not_be_timed_the_host_comes_last(roomy):
 
 
 def test_a_plan_for_a_gpu_that_is_not_here_keeps_to_it_where_that_fits(folder, roomy, monkeypatch):
-    combinations = [row.combination for row in roomy.rows if row.prediction.host][:2]
-    monkeypatch.setattr(memory_plan, "list_combinations", lambda *given: [roomy.plain.combination, *combinations])
+    predictions = {str(row.combination.training): row.prediction for row in roomy.rows}
+    monkeypatch.setattr(memory_plan, "list_combinations", lambda *given: [row.combination for row in roomy.rows])
+    monkeypatch.setattr(memory_plan, "predict_per_device", lambda model, training, *given: predictions[str(training)])
+    monkeypatch.setattr(memory_plan, "find_largest_batch", lambda *given: None)
     training = Training.model_validate({"batch_size": BATCH})
-    found = plan_memory(subject(folder, "gpt2"), training, length=LENGTH, memory=2**30, device=CPU, apart=True)
+    model = subject(folder, "gpt2")
+    found = plan_memory(
+        model, training, length=LENGTH, memory=2**30, device=CPU, apart=True, rates=roomy.rates, steps=Steps(quiet=True)
+    )
     assert any(row.prediction.host for row in found.rows)
     assert found.chosen is not None
     assert found.chosen.prediction.host == 0
@@ -379,39 +382,18 @@ def test_a_mistake_is_answered_in_one_sentence_with_exit_code_2(plan, folder, ar
     assert said in err
 
 
-EIGHT_BILLION = """
-import resource, sys
-import torch
-from pathlib import Path
-from train.planner.prediction import predict
-from train.planner.device_rates import measure_rates
-from train.planner.meta_model import open_meta_model
-from train.settings import Training
-import train.planner.device_rates as measuring
-measuring.MATRIX_SIDES, measuring.ARRAY_BYTES, measuring.SECONDS = {"cpu": (16, 64)}, {"cpu": (2**12, 2**18)}, 0.001
-rates = measure_rates(torch.device("cpu"))
-def most(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-before = most()
-subject = open_meta_model(Path(sys.argv[1]))
-plain = predict(subject, Training(batch_size=8), 1024, rates)
-lean = predict(subject, Training.model_validate({"batch_size": 8, "max_grad_norm": None, "techniques": ["sdpa",
-    "gradient-checkpointing", "chunked-cross-entropy", "bf16", "optimizer-in-backward"]}), 1024, rates)
-print(subject.parameters, plain.peak, lean.peak, most() - before)
-"""
-
-
 def test_eight_billion_parameters_are_planned_for_without_a_weight(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
-    done = subprocess.run(
-        [sys.executable, "-c", EIGHT_BILLION, str(tmp_path)], capture_output=True, text=True, check=False,
-        cwd=HERE.parent,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    parameters, plain, lean, grown = map(int, done.stdout.split())
-    assert 8.0e9 < parameters < 8.1e9
-    assert grown < 300e6
-    assert plain > 16 * parameters
-    assert 12 * parameters < lean < 0.75 * plain
+    rates, before = measuring.measure_rates(CPU), resident()
+    model = open_meta_model(tmp_path)
+    plain = predict(model, Training(batch_size=8), 1024, rates).peak
+    lean = ["sdpa", "gradient-checkpointing", "chunked-cross-entropy", "bf16", "optimizer-in-backward"]
+    training = Training.model_validate({"batch_size": 8, "max_grad_norm": None, "techniques": lean})
+    least = predict(model, training, 1024, rates).peak
+    assert 8.0e9 < model.parameters < 8.1e9
+    assert resident() - before < 300e6
+    assert plain > 16 * model.parameters
+    assert 12 * model.parameters < least < 0.75 * plain
 
 
 def test_each_chosen_technique_is_left_out_unless_another_one_requires_it():

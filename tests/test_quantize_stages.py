@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from models import save_embedder
+from captured import open_captured
 from onnx import numpy_helper
 
 from compress.quantize.calibration import draw_calibration_samples, single_sample_batches
@@ -27,7 +27,6 @@ from laconic.cache import Cache
 from laconic.data.reader import make_dataset
 from laconic.errors import MissingPackage, RecipeError
 from laconic.models.checkpoint import Checkpoint
-from laconic.models.source_loading import load_source
 from laconic.progress import Steps
 from laconic.quantization import qparams
 from laconic.quantization.graph import Layer
@@ -51,11 +50,9 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def made(shared):
     """A checkpoint, its graph, and the original's answers."""
-    folder = tmp_path_factory.mktemp("model")
-    checkpoint = load_source(save_embedder(folder / "source"))
-    graph = capture(checkpoint, folder)
+    checkpoint, graph = open_captured(shared, "embedder")
     data = make_dataset(checkpoint.task.examples(24), checkpoint.task)
     with OnnxRuntime().open(graph.path) as session:
         return checkpoint, graph, data, predict(session, checkpoint.task, data)
