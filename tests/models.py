@@ -468,9 +468,8 @@ def make_detector_config(family: str, named: dict[str, Any]) -> transformers.Pre
         inner = {"encoder_in_channels": [16, 24, 32], "decoder_in_channels": [32] * 3, "encoder_hidden_dim": 32}
         return transformers.RTDetrConfig(backbone_config=backbone, num_denoising=4, **inner, **layers)
     plain = {"use_timm_backbone": False, "backbone": None, "use_pretrained_backbone": False, "dropout": 0.0}
-    if family != "DeformableDetr":
-        maps |= {"hidden_sizes": [8, 16], "depths": [1] * 2}
-    backbone = transformers.ResNetConfig(**maps, **(levels if family == "DeformableDetr" else {}))
+    features = levels if family == "DeformableDetr" else {"out_features": ["stage4"]}
+    backbone = transformers.ResNetConfig(**maps, **features)
     return getattr(transformers, f"{family}Config")(backbone_config=backbone, **plain, **layers)
 
 
