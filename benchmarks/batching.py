@@ -8,7 +8,6 @@ docstring is from. For each seed both are trained, in turns, from the same weigh
 are processor time of one thread.
 """
 
-import argparse
 import json
 import statistics
 import tempfile
@@ -21,6 +20,7 @@ import numpy as np
 import torch
 import transformers
 from inputs import model_folder, texts
+from results import Results, make_parser
 from scipy import stats
 
 from laconic.progress import Steps
@@ -94,10 +94,11 @@ def describe(values: list[float]) -> str:
 
 def main() -> None:
     """Train, and print a row for each size and kind of batches."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--seeds", type=int, default=7)
     parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where the model and the texts go")
     arguments = parser.parse_args()
+    results = Results("batching", publish=arguments.publish)
     torch.set_num_threads(1)
     trainer.LEAST_WINDOWS = 0  # the small set is sorted, too
     arguments.cache.mkdir(parents=True, exist_ok=True)
@@ -109,14 +110,14 @@ def main() -> None:
             for grouped in (seed % 2 == 0, seed % 2 == 1):
                 found[size, grouped].append(train(source, paths, size, seed, grouped=grouped))
                 print(seed, size, "by length" if grouped else "shuffled", found[size, grouped][-1], flush=True)
-    print(f"\n| rows | batches | held-out loss | accuracy | processor s |\n|{' --- |' * 5}")
+    results.begin("batches", ["rows", "batches", "held-out loss", "accuracy", "processor s"])
     for size, (count, _) in SIZES.items():
         for grouped in (False, True):
             columns = [[run[name] for run in found[size, grouped]] for name in ("loss", "accuracy", "seconds")]
-            print(f"| {count} | {'by length' if grouped else 'shuffled'} | {' | '.join(map(describe, columns))} |")
+            results.add("batches", [str(count), "by length" if grouped else "shuffled", *map(describe, columns)])
         pairs = list(zip(found[size, False], found[size, True], strict=True))
         apart = [describe([two[name] - one[name] for one, two in pairs]) for name in ("loss", "accuracy", "seconds")]
-        print(f"| {count} | by length minus shuffled, seed by seed | {' | '.join(apart)} |")
+        results.add("batches", [str(count), "by length minus shuffled, seed by seed", *apart])
 
 
 if __name__ == "__main__":

@@ -28,13 +28,13 @@ from perplexity import (
     open_original,
     sum_losses,
 )
+from results import Results, make_parser
 from tokenizers import Tokenizer
 
 from compress.pipeline import compress, compress_checkpoint
 from laconic.arrays import Array
 from laconic.artifacts.manifest import MANIFEST, MODEL
 from laconic.cache import Cache
-from laconic.hardware import this_machine
 from laconic.models.anatomy import anatomy
 from laconic.models.checkpoint import WEIGHTS
 from laconic.models.source_loading import load_source
@@ -47,7 +47,7 @@ ORIGINAL = "original"
 
 def main() -> None:
     """Make the models, measure them, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("data", type=Path, help="texts to calibrate and to choose by")
     parser.add_argument("folder", type=Path, help="where the models go")
@@ -59,19 +59,19 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=30, help="most texts that judge")
     parser.add_argument("--rounds", type=int, default=5, help="of timing")
     arguments = parser.parse_args()
+    results = Results("decoder_cuts", publish=arguments.publish)
     arguments.folder.mkdir(parents=True, exist_ok=True)
     made = {name: make(arguments, name, stages) for name, stages in list_rows(arguments).items()}
     texts = read_texts(arguments.checkpoint, arguments.data, arguments.texts)
-    print(f"{this_machine().processor}. {len(texts)} texts, {sum(map(len, texts)) - len(texts)} tokens\n")
-    print("| | MB | tokens/s | perplexity | ratio (95 %) | KL, nats | likeliest token the same |")
-    print("|---|---|---|---|---|---|---|")
+    title = f"{len(texts)} texts, {sum(map(len, texts)) - len(texts)} tokens"
+    results.begin(title, ["", "MB", "tokens/s", "perplexity", "ratio (95 %)", "KL, nats", "likeliest token the same"])
     speeds = measure_speeds({name: path for name, path in made.items() if is_artifact(path)}, arguments.rounds)
     original = open_original(arguments.checkpoint, torch.float32)
     expected = [original(text) for text in texts]
     for name, path in made.items():
         model: Distributions = open_artifact(path) if is_artifact(path) else open_original(path, torch.float32)
-        print(f"| {name} | {measure_size(path) / 1e6:.3g} | {speeds.get(name, '')} | ", end="")
-        print(describe_quality(expected, [model(text) for text in texts], texts), flush=True)
+        quality = describe_quality(expected, [model(text) for text in texts], texts)
+        results.add(title, [name, f"{measure_size(path) / 1e6:.3g}", speeds.get(name, ""), *quality])
 
 
 def list_rows(arguments: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
@@ -151,7 +151,7 @@ def measure_speeds(artifacts: Mapping[str, Path], rounds: int) -> dict[str, str]
     return {name: describe(values) for name, values in speeds.items()}
 
 
-def describe_quality(expected: list[Array], answers: list[Array], texts: list[Array]) -> str:
+def describe_quality(expected: list[Array], answers: list[Array], texts: list[Array]) -> tuple[str, ...]:
     """Describe a model's distributions beside the original's, as cells of the table."""
     counts = np.array([len(text) - 1 for text in texts])
     losses, base = sum_losses(answers, texts), sum_losses(expected, texts)
@@ -159,7 +159,7 @@ def describe_quality(expected: list[Array], answers: list[Array], texts: list[Ar
     low, high = find_ratio_interval(losses - base, counts)
     ratio = np.exp((losses - base).sum() / counts.sum())
     perplexity = np.exp(losses.sum() / counts.sum())
-    return f"{perplexity:.3f} | {ratio:.4f} ({low:.4f} to {high:.4f}) | {divergence:.5f} | {same:.4f} |"
+    return f"{perplexity:.3f}", f"{ratio:.4f} ({low:.4f} to {high:.4f})", f"{divergence:.5f}", f"{same:.4f}"
 
 
 if __name__ == "__main__":

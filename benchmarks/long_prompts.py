@@ -8,15 +8,14 @@ percentile of all gaps of all rounds; and to the first token behind the prompt, 
 a 99th percentile of at most twice the one without the prompt.
 """
 
-import argparse
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from generation import draw_prompts, numbers, open_generators, open_llamacpp
+from results import Results, make_parser
 
-from laconic.hardware import this_machine
 from laconic.runtimes.generator import GenerationRequest, Generator, Sampling
 
 CACHE = 4 << 30
@@ -27,12 +26,13 @@ SHORT, TOKENS = 32, 64
 
 def main() -> None:
     """Measure, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("artifact", type=Path)
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--prompt", type=int, default=4000, help="tokens of the long prompt")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
+    results = Results("long_prompts", publish=arguments.publish)
     ours = open_generators(arguments.artifact, CACHE)
     generators: dict[str, Generator] = {**ours, **open_llamacpp(arguments.artifact, CACHE)}
     vocabulary = ours["paged"].vocabulary
@@ -49,15 +49,11 @@ def main() -> None:
             gaps[name][1].extend(beside)
             first[name][0].append(seconds)
             first[name][1].append(watch(generator, [], long[::-1])[1])
-    print(
-        f"{this_machine().processor}, one thread, {arguments.streams} streams, a prompt of {arguments.prompt} tokens\n"
+    results.table(
+        f"{arguments.streams} streams, a prompt of {arguments.prompt} tokens",
+        ["", "between tokens, ms: median, 99 %", "beside the prompt", "its first token, s", "alone"],
+        [[name, *map(describe, gaps[name]), *(f"{np.median(each):.1f}" for each in first[name])] for name in first],
     )
-    print(
-        "| | between tokens, ms: median, 99 % | beside the prompt | its first token, s | alone |\n|---|---|---|---|---|"
-    )
-    for name in generators:
-        cells = [describe(each) for each in gaps[name]] + [f"{np.median(each):.1f}" for each in first[name]]
-        print(f"| {name} | " + " | ".join(cells) + " |")
 
 
 def watch(generator: Generator, streams: Sequence[tuple[int, ...]], long: tuple[int, ...]) -> tuple[list[float], float]:

@@ -7,14 +7,13 @@ most beside the inputs, forward and backward pass, for 8,192 tokens of 2,048 fea
 are the processor time of both passes in one thread, taken in turns, by torch's cross_entropy of the same round.
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from results import print_machine
+from results import Results, make_parser
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear, linear_cross_entropy
 
@@ -79,21 +78,20 @@ def time_losses(tokens: int, words: int, width: int, rounds: int) -> dict[str, l
 
 def main() -> None:
     """Simulate, measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=12)
-    rounds = parser.parse_args().rounds
+    arguments = parser.parse_args()
+    results = Results("losses", publish=arguments.publish)
     torch.set_num_threads(1)
-    print_machine()
-    heads = [f"{words:,} words" for _, words, _ in SIZES]
-    print(f"| loss | GiB, FP32 | GiB, BF16 | {' | '.join(heads)} |\n|{' --- |' * (3 + len(SIZES))}")
-    times = [time_losses(*size, rounds) for size in SIZES]
+    results.begin("losses", ["loss", "GiB, FP32", "GiB, BF16", *(f"{words:,} words" for _, words, _ in SIZES)])
+    times = [time_losses(*size, arguments.rounds) for size in SIZES]
     for name, loss in LOSSES.items():
         cells = [name, *(f"{simulate_peak(loss, dtype):.2f}" for dtype in (torch.float32, torch.bfloat16))]
         for each in times:
             first = next(iter(each.values()))
             low, middle, high = statistics.quantiles([a / b for a, b in zip(each[name], first, strict=True)], n=4)
             cells.append(f"{middle:.2f} x ({low:.2f} to {high:.2f})")
-        print(f"| {' | '.join(cells)} |", flush=True)
+        results.add("losses", cells)
 
 
 if __name__ == "__main__":

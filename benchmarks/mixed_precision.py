@@ -8,13 +8,13 @@ bytes, are measured on the samples to judge by, which chose nothing: the diverge
 over groups of tokens, along what the original writes. FP32 arithmetic, in OpenVINO.
 """
 
-import argparse
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from results import Results, make_parser
 
 from export.candidates.plan_evaluator import PlanEvaluator
 from export.candidates.plan_search import PlanTrial, find_plan
@@ -22,7 +22,6 @@ from export.lineage import open_lineage
 from export.pipeline import EngineBuild
 from laconic.cache import Cache
 from laconic.files import folder_size
-from laconic.hardware import this_machine
 from laconic.progress import Steps
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import Plan
@@ -32,7 +31,7 @@ from laconic.tasks.tolerance import Tolerance
 
 def main() -> None:
     """Measure, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("data", type=Path)
     parser.add_argument(
@@ -44,6 +43,7 @@ def main() -> None:
     parser.add_argument("--nulls", type=int, default=3, help="random choices")
     parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where results go")
     arguments = parser.parse_args()
+    results = Results("mixed_precision", publish=arguments.publish)
     stage = {"bits": 4, "group_size": arguments.group_size, "symmetric": not arguments.zeros, "mixed_precision": True}
     recipe = Recipe.parse(
         {
@@ -58,10 +58,10 @@ def main() -> None:
         tempfile.TemporaryDirectory() as name,
         open_lineage(recipe, Path(name) / "artifact", Steps(), Cache(arguments.cache), trust=False) as lineage,
     ):
-        measure(EngineBuild(lineage), arguments.share, arguments.nulls)
+        measure(EngineBuild(lineage), arguments.share, arguments.nulls, results)
 
 
-def measure(build: EngineBuild, share: float, nulls: int) -> None:
+def measure(build: EngineBuild, share: float, nulls: int, results: Results) -> None:
     """Measure the plans of a recipe, and print them."""
     graph, *_ = build.capture()
     evaluator = PlanEvaluator(graph, build.task, build.cache, build.folder, build.compute_references())
@@ -75,18 +75,18 @@ def measure(build: EngineBuild, share: float, nulls: int) -> None:
     limit = share * try_plan(rung[0]).divergence
     goal = Tolerance(mean=0.0, slack=0.0, max_divergence=limit)
     mixed, trial, _ = find_plan(replace(ladder, rungs=(rung,)), try_plan, goal)
-    print(f"{this_machine().processor}. {len(samples.judge)} samples judge, {len(samples.choose)} chose: ", end="")
+    print(f"{len(samples.judge)} samples judge, {len(samples.choose)} chose: ", end="")
     print(f"{trial.divergence:.5f} nats, at most {limit:.5f} asked for\n")
     plans = {"4 bits": rung[0], "mixed": mixed, "8 bits": rung[-1]}
     plans |= {f"null {number}": plan for number, plan in enumerate(draw_plans(graph, rung[0], mixed, rung[-1], nulls))}
-    print("| | matrices in 8 bits | MB | divergence, nats | fidelity |\n|---|---|---|---|---|")
+    results.begin("plans", ["", "matrices in 8 bits", "MB", "divergence, nats", "fidelity"])
     for name, plan in plans.items():
         folder = build.folder / name
         folder.mkdir()
         option.build(graph, plan, folder / "model.onnx")
         trial = evaluator.try_plan(plan, option, samples.judge)
         cells = [name, str(len(list_raised(rung[0], plan))), f"{folder_size(folder) / 1e6:.1f}"]
-        print(f"| {' | '.join(cells)} | {trial.divergence:.5f} | {trial.fidelity.mean():.4f} |", flush=True)
+        results.add("plans", [*cells, f"{trial.divergence:.5f}", f"{trial.fidelity.mean():.4f}"])
 
 
 def list_raised(lowest: Plan, plan: Plan) -> list[str]:

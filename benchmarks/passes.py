@@ -8,8 +8,6 @@ processor time. The ratio is the time without the pass to that with all: above 1
 gives the same nodes, or a graph that the engine does not load, nothing is timed.
 """
 
-import argparse
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,7 +21,7 @@ import onnx
 import transformers
 from family_checkpoint import CLASSES, sharpen
 from inputs import model_folder
-from results import print_machine, print_table
+from results import Results, make_parser
 
 import export.capture.capture as capturing
 import export.passes.normalize as normalizing
@@ -58,22 +56,21 @@ SQUARE = {"size": {"height": 224, "width": 224}}
 
 def main() -> None:
     """Export, measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=11, help="how often each graph is run")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--engines", default="openvino,onnxruntime,torch", help="with commas between them")
     parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where inputs and graphs go")
     arguments = parser.parse_args()
+    results = Results("passes", publish=arguments.publish)
     folder = arguments.cache / "passes"
     folder.mkdir(parents=True, exist_ok=True)
-    print_machine()
-    print(f"Load {os.getloadavg()[0]:.1f}; batch {arguments.batch}, {arguments.rounds} rounds\n")
-    print_table(["model", "engine", "ms", *list(PASSES)[1:]], [])
+    results.begin("passes", ["model", "engine", "ms", *list(PASSES)[1:]])
     for name, source in write_sources(folder, arguments.cache):
         graphs = export_graphs(load_source(source), folder / name)
         for engine in arguments.engines.split(","):
             for row in measure(name, graphs, engine, arguments.batch, arguments.rounds):
-                print(f"| {' | '.join(row)} |", flush=True)
+                results.add("passes", row)
 
 
 def ignore(*given: object) -> None:

@@ -10,7 +10,6 @@ FP32 has a 95 % interval, by resampling texts. The Kullback-Leibler divergence f
 all tokens of the vocabulary, in nats. A null answer, the distribution of tokens over all texts, has a row too.
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -23,11 +22,11 @@ from typing import cast
 import numpy as np
 import torch
 from inputs import DOCSTRINGS
+from results import Results, make_parser
 from tokenizers import Tokenizer
 
 from laconic.arrays import Array
 from laconic.artifacts.artifact import Artifact
-from laconic.hardware import this_machine
 from laconic.models.language_model import LanguageModel
 from laconic.models.source_loading import load_source
 from laconic.runtimes.decoder_file import LOGITS
@@ -42,13 +41,14 @@ Distributions = Callable[[Array], Array]
 
 def main() -> None:
     """Measure, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("artifacts", type=Path, nargs="*")
     parser.add_argument("--unlike", type=Path, default=None, help="a .jsonl file, whose texts are left out")
     parser.add_argument("--texts", type=int, default=150, help="at most so many")
     parser.add_argument("--tokens", type=int, default=256, help="at most so many of a text")
     arguments = parser.parse_args()
+    results = Results("perplexity", publish=arguments.publish)
     tokenizer = Tokenizer.from_file(str(arguments.checkpoint / "tokenizer.json"))
     tokenizer.no_truncation()
     texts = [
@@ -65,8 +65,8 @@ def main() -> None:
         "null: unigram": make_unigram(texts, expected[0].shape[1]),
     }
     counts = np.array([len(text) - 1 for text in texts])
-    print(f"{len(texts)} texts, {counts.sum()} tokens. {this_machine().processor}\n")
-    print("| model | perplexity | ratio (95 %) | KL, nats | likeliest token the same |\n|---|---|---|---|---|")
+    title = f"{len(texts)} texts, {counts.sum()} tokens"
+    results.begin(title, ["model", "perplexity", "ratio (95 %)", "KL, nats", "likeliest token the same"])
     base = sum_losses(expected, texts)
     for name, distributions in models.items():
         answers = [distributions(text) for text in texts]
@@ -74,11 +74,9 @@ def main() -> None:
         divergence, same = compare(expected, answers)
         low, high = find_ratio_interval(losses - base, counts)
         ratio = np.exp((losses - base).sum() / counts.sum())
-        print(
-            f"| {name} | {np.exp(losses.sum() / counts.sum()):.3f} | {ratio:.4f} ({low:.4f} to {high:.4f}) | "
-            f"{divergence:.5f} | {same:.4f} |",
-            flush=True,
-        )
+        perplexity = f"{np.exp(losses.sum() / counts.sum()):.3f}"
+        interval = f"{ratio:.4f} ({low:.4f} to {high:.4f})"
+        results.add(title, [Path(name).name, perplexity, interval, f"{divergence:.5f}", f"{same:.4f}"])
 
 
 def join_docstrings(unlike: Path | None, most: int) -> list[str]:

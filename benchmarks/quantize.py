@@ -6,7 +6,6 @@ Every way is written for each engine in FP32, all layers at its precision, and i
 original's: MiniLM's on texts, the digits network's on images, that neither training nor calibration has seen.
 """
 
-import argparse
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import digits
 import numpy as np
 from inputs import model_folder, texts
-from results import print_table
+from results import Results, make_parser
 
 from export.candidates.engine_option import EngineOption
 from export.sources import capture_graph, open_source
@@ -110,19 +109,20 @@ MODELS = {"minilm": minilm, "digits": network}
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--model", choices=MODELS, default="minilm")
     parser.add_argument("--samples", type=int, default=128, help="to calibrate with")
     parser.add_argument("--only", nargs="+", default=list(WAYS), metavar="WAY", help="the ways to measure")
     parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where inputs and results go")
     arguments = parser.parse_args()
+    results = Results("quantize", publish=arguments.publish)
     arguments.cache.mkdir(parents=True, exist_ok=True)
     source, seen, unseen = MODELS[arguments.model](arguments.cache)
     cache = Cache(arguments.cache / "cache")
     head = ["", "MB", *(f"{engine}: {figure}" for engine in ENGINES for figure in ("mean", "worst"))]
-    print_table(head, [])
+    results.begin(arguments.model, head)
     for row in rows(source, seen, unseen, cache, arguments.samples, arguments.only):
-        print(f"| {' | '.join(row)} |", flush=True)
+        results.add(arguments.model, row)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,10 @@
 Each row is a whole run of `laconic compress` for OpenVINO, judged on texts that nothing has seen.
 """
 
-import argparse
 from pathlib import Path
 
 from inputs import model_folder, texts
+from results import Results, make_parser
 
 from compress.pipeline import compress
 from laconic.cache import Cache
@@ -29,13 +29,15 @@ SETTINGS: tuple[dict[str, object], ...] = (
 
 def main() -> None:
     """Run and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where inputs and artifacts go")
-    folder = parser.parse_args().cache
+    arguments = parser.parse_args()
+    results = Results("settings", publish=arguments.publish)
+    folder = arguments.cache
     folder.mkdir(parents=True, exist_ok=True)
     source = model_folder(folder)
     data, _ = texts(folder)
-    print("| `quantize.static` | arithmetic | mean | worst | batch 8 |\n| --- | --- | --- | --- | --- |")
+    results.begin("settings", ["`quantize.static`", "arithmetic", "mean", "worst", "batch 8"])
     for settings in SETTINGS:
         recipe = Recipe.default(
             str(source),
@@ -49,11 +51,9 @@ def main() -> None:
         found = manifest.verdict.drift[0].figures
         speed = next(time.speedup for time in measured.timings if time.engine != "original" and time.batch == 8)
         shown = ", ".join(f"{name}: {str(value).lower()}" for name, value in settings.items())
-        print(
-            f"| {f'`{shown}`' if shown else 'as it is by default'} | {manifest.compute} "
-            f"| {found['fidelity']:.5f} | {found['fidelity_worst']:.5f} | {speed:.2f} x |",
-            flush=True,
-        )
+        cells = [f"`{shown}`" if shown else "as it is by default", manifest.compute]
+        cells += [f"{found['fidelity']:.5f}", f"{found['fidelity_worst']:.5f}", f"{speed:.2f} x"]
+        results.add("settings", cells)
 
 
 if __name__ == "__main__":

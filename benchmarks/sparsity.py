@@ -8,7 +8,6 @@ has learned from, with several draws of them; perplexity on texts that it has no
 cache.
 """
 
-import argparse
 import copy
 import json
 import tempfile
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from inputs import texts
+from results import Results, make_parser
 from studies import make_gpt2, make_task
 from torch import nn
 
@@ -106,21 +106,22 @@ def pruned(checkpoint: Checkpoint, learn: Dataset, name: str, config: dict[str, 
 
 def main() -> None:
     """Train, prune and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--seeds", type=int, default=3, help="draws of the calibration samples")
     parser.add_argument("--samples", type=int, default=128, help="texts to calibrate with")
     parser.add_argument("--steps", type=int, default=1000, help="of the training")
     parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where inputs and results go")
     arguments = parser.parse_args()
+    results = Results("sparsity", publish=arguments.publish)
     arguments.cache.mkdir(parents=True, exist_ok=True)
     task, learn, held = corpus(arguments.cache)
     checkpoint = trained(task, learn, arguments.steps, arguments.cache)
     tokens = sum(learn.take(arguments.samples).lengths)
     print(
         f"{len(learn)} texts to learn from, {len(held)} held back; calibrated with {arguments.samples} texts, about "
-        f"{tokens} tokens\nperplexity as it was: {perplexity(checkpoint, task, held):.2f}\n\n"
-        f"| perplexity | {' | '.join(SHAPES)} |\n| --- |{' --- |' * len(SHAPES)}"
+        f"{tokens} tokens\nperplexity as it was: {perplexity(checkpoint, task, held):.2f}\n"
     )
+    results.begin("perplexity", ["perplexity", *SHAPES])
     for criterion in CRITERIA:
         cells = []
         for name, config in SHAPES.values():
@@ -131,7 +132,7 @@ def main() -> None:
             ]
             spread = f" ({min(found):.2f} to {max(found):.2f})" if len(found) > 1 else ""
             cells.append(f"{mean(found):.2f}{spread}")
-        print(f"| {criterion} | {' | '.join(cells)} |", flush=True)
+        results.add("perplexity", [criterion, *cells])
 
 
 if __name__ == "__main__":

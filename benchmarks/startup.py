@@ -6,7 +6,6 @@ ARTIFACT: one of texts. With --compress the default recipe is run with an empty 
 ten times the samples beside one that does not: its peak must not grow. That takes eight minutes on two quiet cores.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -18,6 +17,7 @@ import urllib.request
 from pathlib import Path
 
 from inputs import model_folder, texts
+from results import Results, make_parser
 from server import Served
 
 from laconic.artifacts.artifact import Artifact
@@ -30,16 +30,17 @@ REQUESTS = 100
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("artifact", type=Path)
     parser.add_argument("--compress", action="store_true", help="measure compression, too")
     parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where inputs and artifacts go")
     arguments = parser.parse_args()
-    print("| | |\n| --- | --- |")
+    results = Results("startup", publish=arguments.publish)
+    results.begin("startup", ["", ""])
     for name, command in (("python -c pass", [sys.executable, "-c", "pass"]), ("laconic --help", [LACONIC, "--help"])):
-        print(f"| `{name}`, median of 10 | {seconds_of(command):.2f} s |")
-    memory = resident(arguments.artifact)
-    print(f"| server with one artifact, resident after {REQUESTS} requests | {memory / 1e6:.0f} MB |", flush=True)
+        results.add("startup", [f"`{name}`, median of 10", f"{seconds_of(command):.2f} s"])
+    memory = f"{resident(arguments.artifact) / 1e6:.0f} MB"
+    results.add("startup", [f"server with one artifact, resident after {REQUESTS} requests", memory])
     if arguments.compress:
         arguments.cache.mkdir(parents=True, exist_ok=True)
         source = model_folder(arguments.cache)
@@ -56,9 +57,8 @@ def main() -> None:
             ("2560 samples, no layer measured", {"samples": 2560, "mixed_precision": False}),
         ):
             seconds, peak = compression(given | {"stages": [{"quantize.static": settings}]})
-            print(
-                f"| `laconic compress`, empty cache, {name} | {seconds:.0f} s, peak {peak / 1e6:.0f} MB |", flush=True
-            )
+            cost = f"{seconds:.0f} s, peak {peak / 1e6:.0f} MB"
+            results.add("startup", [f"`laconic compress`, empty cache, {name}", cost])
 
 
 def seconds_of(command: list[str]) -> float:

@@ -14,7 +14,6 @@ blocks returned to the system at once; it is measured apart. Each trainer has tr
 code that it loads at its first step is not among it. Results are kept in the cache.
 """
 
-import argparse
 import json
 import multiprocessing
 import os
@@ -27,11 +26,11 @@ from typing import Any
 
 import torch
 import trainer_studies
+from results import Results, make_parser
 from trainer_peers import TRAINERS, PeerMeans, TrainerRun, take_run
 from trainer_studies import TrainerStudy
 
 from laconic.cache import Cache
-from laconic.hardware import this_machine
 from laconic.hashing import hash_of
 from laconic.progress import Steps
 from train.callbacks.callback import StepReport
@@ -57,6 +56,7 @@ MEANS = (
     PeerMeans(checkpointing=True, rows=1),
 )
 """What a peer may do to fit into memory, the fastest first."""
+HEAD = ("training", "trainer", "means", "held-out loss", "accuracy", "step, and by Laconic's", "peak, MiB")
 KINDS = ("plain", "lora", "limit")
 
 
@@ -226,19 +226,18 @@ def replay_estimate(seconds: Sequence[float]) -> float:
 
 def main() -> None:
     """Train and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--only", choices=("MiniLM", "GPT-2"), help="one study alone")
     parser.add_argument("--kind", choices=KINDS, help="one kind of training alone")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where inputs and results go")
     arguments = parser.parse_args()
+    results = Results("trainers", publish=arguments.publish)
     here = str(Path(__file__).parent)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     arguments.cache.mkdir(parents=True, exist_ok=True)
-    machine = this_machine()
-    print(f"{machine.processor} ({', '.join(machine.features)}), one thread.")
     for name, make in {"MiniLM": trainer_studies.minilm, "GPT-2": trainer_studies.gpt}.items():
         if arguments.only not in (None, name):
             continue
@@ -246,14 +245,13 @@ def main() -> None:
         comparison = Comparison(study, arguments.seeds, Cache(arguments.cache / "trainers"))
         print(
             f"\n{study.name}: {study.steps} steps of {study.batch} rows of at most {study.length} tokens, "
-            f"{arguments.seeds} seeds; limit {study.limit} MiB\n\n"
-            f"| training | trainer | means | held-out loss | accuracy | step, and by Laconic's | peak, MiB |\n"
-            f"|{' --- |' * 7}"
+            f"{arguments.seeds} seeds; limit {study.limit} MiB\n"
         )
+        results.begin(name, HEAD)
         for kind in KINDS:
             if arguments.kind in (None, kind):
                 for row in comparison.rows(kind):
-                    print(f"| {' | '.join(row)} |", flush=True)
+                    results.add(name, row)
         low, high = min(comparison.estimates), max(comparison.estimates)
         print(f"\nTime as estimated from the first steps, by the time of Laconic's runs: {low:.2f} to {high:.2f}.")
 

