@@ -28,6 +28,28 @@ from train.step.compatibility import EXCLUSIVE_SLOTS, NEEDS
 HOME = Path(__file__).parents[1]
 DOCS = HOME / "docs"
 COMMANDS = typer.main.get_command(app).commands
+TABLES_BY_HAND = {
+    "adapters",
+    "batch_loader",
+    "coverage",
+    "dali_images",
+    "families",
+    "generation",
+    "large",
+    "loading_memory",
+    "memory",
+    "mesh_losses",
+    "mesh_table",
+    "onnx_packages",
+    "onnx_time",
+    "parity",
+    "prompt_lookup",
+    "prune",
+    "slim",
+    "steps",
+    "tensor_families",
+}
+"""Benchmarks that do not keep their tables by benchmarks/results.py yet."""
 
 
 def page(name):
@@ -329,6 +351,13 @@ def test_a_table_is_kept_with_its_conditions_and_written_again_over_an_older_one
     assert sorted(order, key=once.index) == order
     assert "`python benchmarks/speed.py 'a model.laconic' --runs 5` at commit" in once
     assert results.BLOCK.sub(results.render_block, once.replace("22 ms", "99 ms").replace("11 ms", "88")) == once
+
+
+def test_benchmarks_print_their_tables_through_result_files():
+    by_hand = re.compile(r"(?:print\(\s*f?|\\n)[\"']?\|| ?--- ?\|")
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in (HOME / "benchmarks").glob("*.py")}
+    printing = {name for name, text in texts.items() if by_hand.search(text)}
+    assert printing <= TABLES_BY_HAND | {"results"}
 
 
 def test_figures_of_uncommitted_code_are_not_published(monkeypatch):
