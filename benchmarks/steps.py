@@ -7,7 +7,6 @@ timed by the processor time of one thread, and so is the device by which the pla
 over the rounds of a step's time by that of plain training in the same round. It takes some five minutes.
 """
 
-import argparse
 import math
 import statistics
 from collections.abc import Callable
@@ -17,9 +16,9 @@ from typing import Any
 
 import torch
 import training as shared
+from results import Results, make_parser
 from training import ADAMW, Model, spoken
 
-from laconic.hardware import this_machine
 from train.device_clock import make_clock
 from train.planner.device_rates import DeviceRates, measure_rates
 from train.planner.prediction import predict
@@ -69,7 +68,7 @@ def measure(model: Model, trainings: list[Training], rounds: int) -> list[list[f
     return found
 
 
-def compare(model: Model, rates: DeviceRates, rounds: int) -> None:
+def compare(model: Model, rates: DeviceRates, rounds: int, results: Results) -> None:
     """Print the ratios of a model, their errors, and how many pairs are in the right order."""
     trainings = [shared.settings(choice, optimizer, model.batch) for choice, optimizer in CHOICES]
     predicted = [predict(model.subject, training, model.length, rates).seconds for training in trainings]
@@ -79,12 +78,12 @@ def compare(model: Model, rates: DeviceRates, rounds: int) -> None:
     plain = statistics.median(times[0])
     print(
         f"\n{model.name}, {model.subject.parameters / 1e6:.1f} M parameters, {model.batch} x {model.length} tokens; "
-        f"plain training: {plain:.2f} s a step, {predicted[0]:.2f} s predicted\n\n"
-        f"| combination | predicted | measured | error |\n|{' --- |' * 4}"
+        f"plain training: {plain:.2f} s a step, {predicted[0]:.2f} s predicted\n"
     )
+    results.begin(model.name, ["combination", "predicted", "measured", "error"])
     errors = [guess / ratio - 1 for guess, ratio in zip(guesses, ratios, strict=True)]
     for training, guess, ratio, error in zip(trainings, guesses, ratios, errors, strict=True):
-        print(f"| {spoken(training)} | {guess:.2f} x | {ratio:.2f} x | {error:+.0%} |")
+        results.add(model.name, [spoken(training), f"{guess:.2f} x", f"{ratio:.2f} x", f"{error:+.0%}"])
     both = list(zip(ratios, guesses, strict=True))
     pairs = [(a, b) for a, b in combinations(both, 2) if abs(math.log(a[0] / b[0])) > APART]
     right = sum((a[0] < b[0]) == (a[1] < b[1]) for a, b in pairs)
@@ -106,17 +105,18 @@ def models(folder: Path) -> tuple[Model, ...]:
 
 def main() -> None:
     """Predict, measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--only", help="one model, by its name")
     parser.add_argument("--rounds", type=int, default=5, help="timed steps of each combination")
     parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where configs go")
     arguments = parser.parse_args()
+    results = Results("steps", publish=arguments.publish)
     torch.set_num_threads(1)
-    rates, machine = measure_rates(CPU), this_machine()
-    print(f"{machine.processor} ({', '.join(machine.features)}), one thread; {rates.share:.0%} of it was left.")
+    rates = measure_rates(CPU)
+    print(f"{rates.share:.0%} of a thread was left.")
     for model in models(arguments.cache):
         if arguments.only in (None, model.name):
-            compare(model, rates, arguments.rounds)
+            compare(model, rates, arguments.rounds, results)
 
 
 if __name__ == "__main__":

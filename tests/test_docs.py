@@ -46,7 +46,6 @@ TABLES_BY_HAND = {
     "prompt_lookup",
     "prune",
     "slim",
-    "steps",
     "tensor_families",
 }
 """Benchmarks that do not keep their tables by benchmarks/results.py yet."""
