@@ -270,11 +270,13 @@ class EngineBuild:
 
     def plan_cache(self, graph: Graph, ladder: PrecisionLadder) -> PrecisionLadder:
         """Return the ladder with the cache as the recipe asks for it."""
-        if not self.recipe.int8_kv_cache:
+        keys = {key: getattr(self.recipe, key) for key in ("int8_kv_cache", "int4_value_cache")}
+        if not any(keys.values()):
             return ladder
         if is_text_decoder(graph):
-            return ladder.with_int8_kv_cache()
-        self.steps.warn("int8_kv_cache changes nothing here: it takes a language model that writes")
+            return ladder.with_rounded_cache(int8=keys["int8_kv_cache"], int4_values=keys["int4_value_cache"])
+        named = " and ".join(key for key, is_asked in keys.items() if is_asked)
+        self.steps.warn(f"{named}: no effect here, they take a language model that writes")
         return ladder
 
     def record_stage(self, name: str, stage: PlanStage, chosen: EngineCandidate, seconds: float) -> None:
@@ -317,7 +319,7 @@ class EngineBuild:
             "target": self.recipe.target,
             "placement": chosen.option.runtime,
             "compute": chosen.option.compute,
-            **({"int8_kv_cache": True} if chosen.plan.int8_kv_cache else {}),
+            **{key: True for key in ("int8_kv_cache", "int4_value_cache") if getattr(chosen.plan, key)},
             "precision": dict(sorted(chosen.plan.precision.items())),
             "source": self.lineage.describe_source(),
             "history": [record.model_dump(mode="json") for record in self.lineage.history],

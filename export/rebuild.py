@@ -163,6 +163,7 @@ def restore_plan(artifact: Artifact, calibration: Calibration, graph: Graph) -> 
         unpack_smoothing(calibration.arrays),
         attention=flags["attention"],
         int8_kv_cache=flags["int8_kv_cache"],
+        int4_value_cache=flags["int4_value_cache"],
     )
     corrections = unpack_bias_corrections(calibration.arrays)
     model = onnx.load(artifact.model).graph

@@ -40,6 +40,7 @@ MORE = {
         GROUPED | {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
     ),
     "openai-gpt": (transformers.OpenAIGPTLMHeadModel, GPT2 | {"n_layer": 1}),
+    "wide_llama": (transformers.LlamaForCausalLM, GROUPED | {"head_dim": 64}),
 }
 """Families for engines that write alone, and one without a cache of keys and values, which none writes with."""
 KEPT = ("llama", "gemma2", "opt")

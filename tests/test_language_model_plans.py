@@ -1,5 +1,5 @@
-"""Plans of language models: a cache in 8 bits, which the graph rounds and both engines that write keep; and matrices in
-4 and 8 bits by the divergence of the next token."""
+"""Plans of language models: a cache in 8 bits, or with values in 4, which the graph rounds and both engines that write
+keep; and matrices in 4 and 8 bits by the divergence of the next token."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ from laconic.models.source import CheckpointSource
 from laconic.models.source_loading import load_source
 from laconic.progress import Steps
 from laconic.quantization.graph import Graph
-from laconic.quantization.plan import Plan, PrecisionLadder
+from laconic.quantization.plan import Plan, Precision, PrecisionLadder
 from laconic.recipes.stage import PlanContext
 from laconic.runtimes.decoder_session import DecoderSession
 from laconic.runtimes.generator import GenerationRequest, Sampling
@@ -41,10 +41,11 @@ from laconic.runtimes.openvino_decoder import COPIES, OpenVinoDecoder
 from laconic.runtimes.openvino_genai import BLOCK_TOKENS, OpenVinoGenAi
 
 VOCABULARY, SPACE = 40, 128
-HEADS, WIDTH, PARTS = 2, 8, 4
+HEADS, WIDTH, PARTS = 2, 64, 4
 """The cache of the small Llama: heads, the width of a head, keys and values of two layers."""
 INT8, FLOAT = PARTS * HEADS * (WIDTH + 8), PARTS * HEADS * WIDTH * 4
-"""Bytes of a token."""
+INT4 = PARTS // 2 * HEADS * ((WIDTH + 8) + (WIDTH // 2 + 8 * WIDTH // 32))
+"""Bytes of a token: with values in 4 bits in groups of 32."""
 
 
 @dataclass(frozen=True)
@@ -69,50 +70,59 @@ class Decoder:
 @pytest.fixture(scope="module")
 def llama(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkpoint, Graph]:
     """A small Llama and its graph."""
-    checkpoint = load_source(save(tmp_path_factory.mktemp("llama"), "llama"), task="text-generation")
+    checkpoint = load_source(save(tmp_path_factory.mktemp("llama"), "wide_llama"), task="text-generation")
     return checkpoint, capture_graph(CheckpointSource.of(checkpoint), Cache(shared / "cache"))
 
 
 @pytest.fixture(scope="module")
-def decoders(llama: tuple[Checkpoint, Graph], tmp_path_factory: pytest.TempPathFactory) -> Mapping[bool, Decoder]:
-    """A decoder with a cache in 8 bits, and in float."""
+def decoders(llama: tuple[Checkpoint, Graph], tmp_path_factory: pytest.TempPathFactory) -> Mapping[int, Decoder]:
+    """Decoders with values in 4 bits and keys in 8, with both in 8, and in float, by the bits of values."""
     folder, (_, graph) = tmp_path_factory.mktemp("decoders"), llama
     made = {}
-    for is_rounded in (True, False):
-        path = folder / f"{is_rounded}.onnx"
-        plan = Plan({layer.node: "float32" for layer in graph.layers}, int8_kv_cache=is_rounded)
+    for bits in (4, 8, 32):
+        path = folder / f"{bits}.onnx"
+        precision: dict[str, Precision] = {layer.node: "float32" for layer in graph.layers}
+        plan = Plan(precision, int8_kv_cache=bits < 32, int4_value_cache=bits == 4)
         place(graph, plan, RULES["float32"], path)
         split_decoder(path)
-        made[is_rounded] = Decoder(path, DecoderSession(make_runtime("openvino").open(path), path))
+        made[bits] = Decoder(path, DecoderSession(make_runtime("openvino").open(path), path))
     return made
 
 
-def round_heads(numbers: NDArray[np.float32]) -> NDArray[np.float32]:
+def round_heads(heads: NDArray[np.float32], bits: int = 8) -> NDArray[np.float32]:
+    """Rounded keys or values; in 4 bits each 32 numbers by themselves."""
+    numbers = heads.reshape(*heads.shape[:-1], -1, 32 if bits == 4 else heads.shape[-1])
     low, high = numbers.min(-1, keepdims=True), numbers.max(-1, keepdims=True)
-    scale = (high - low) / 255
-    return np.asarray(np.round((numbers - low) / scale) * scale + low, np.float32)
+    scale = (high - low) / (2**bits - 1)
+    return np.asarray(np.round((numbers - low) / scale) * scale + low, np.float32).reshape(heads.shape)
 
 
-def test_keys_and_values_are_rounded_as_they_are_added_and_read_rounded(decoders: Mapping[bool, Decoder]) -> None:
+@pytest.mark.parametrize("bits", [8, 4])
+def test_keys_and_values_are_rounded_as_they_are_added_and_read_rounded(
+    decoders: Mapping[int, Decoder], bits: int
+) -> None:
     ids = np.array([draw_prompts(VOCABULARY, (50,))[0]])
-    rounded, floats = (decoders[each].read(ids, (50,)) for each in (True, False))
-    for name in ("past.0", "past.1"):  # the first layer reads nothing that was rounded
-        assert rounded[name] == pytest.approx(round_heads(floats[name]), abs=1e-5)
+    rounded, floats = (decoders[each].read(ids, (50,)) for each in (bits, 32))
+    for name, kept in (("past.0", 8), ("past.1", bits)):  # the first layer reads nothing that was rounded
+        assert rounded[name] == pytest.approx(round_heads(floats[name], kept), abs=1e-5)
     assert rounded["past.0"] != pytest.approx(floats["past.0"], abs=1e-3)
     difference = float(np.abs(rounded["logits"] - floats["logits"]).max())
     assert 1e-3 < difference < 0.1 * np.abs(floats["logits"]).max()
     for pieces in ((1,) * 50, (20, 1, 29)):
-        assert decoders[True].read(ids, pieces)["logits"] == pytest.approx(rounded["logits"], abs=difference / 100)
+        assert decoders[bits].read(ids, pieces)["logits"] == pytest.approx(rounded["logits"], abs=difference / 100)
 
 
-def test_engines_keep_levels_and_write_what_the_session_scores(decoders: Mapping[bool, Decoder]) -> None:
+@pytest.mark.parametrize(("bits", "size"), [(8, INT8), (4, INT4)])
+def test_engines_keep_levels_and_write_what_the_session_scores(
+    decoders: Mapping[int, Decoder], bits: int, size: int
+) -> None:
     """Alone and in a batch, behind prompts of more than a block: log-probabilities are those of the session, which are
     not those with a cache in float."""
     prompts = draw_prompts(VOCABULARY, (70, 5, 33))
     for kind in (OpenVinoGenAi, OpenVinoDecoder):
-        with kind(decoders[True].path, context=SPACE, cache_bytes=1 << 20) as generator:
+        with kind(decoders[bits].path, context=SPACE, cache_bytes=1 << 20) as generator:
             copies = COPIES if kind is OpenVinoDecoder else 1
-            assert generator.ledger.total == (1 << 20) // (copies * BLOCK_TOKENS * INT8)
+            assert generator.ledger.total == (1 << 20) // (copies * BLOCK_TOKENS * size)
             for number, prompt in enumerate(prompts):
                 generator.add(GenerationRequest(number, prompt, Sampling(40, logprobs=True)))
             events = []
@@ -124,7 +134,7 @@ def test_engines_keep_levels_and_write_what_the_session_scores(decoders: Mapping
             ids = np.array([[*prompt, *written]])
             scored, unrounded = (
                 np.log(softmax(decoders[each].read(ids, (ids.shape[1],))["logits"]))[0, len(prompt) - 1 : -1]
-                for each in (True, False)
+                for each in (bits, 32)
             )
             chosen = np.arange(len(written)), written
             error = np.abs(scored[chosen] - logprobs).max()
@@ -132,12 +142,12 @@ def test_engines_keep_levels_and_write_what_the_session_scores(decoders: Mapping
 
 
 def test_matrices_whose_rounding_costs_most_divergence_a_byte_get_8_bits_until_the_goal_is_met(
-    llama: tuple[Checkpoint, Graph], decoders: Mapping[bool, Decoder], tmp_path: Path
+    llama: tuple[Checkpoint, Graph], decoders: Mapping[int, Decoder], tmp_path: Path
 ) -> None:
     checkpoint, graph = llama
     task, cache = checkpoint.task, Cache(tmp_path)
     data = make_dataset(task.examples(12, seed=1), task, name="samples")
-    reference = predict(decoders[False].session, task, data)
+    reference = predict(decoders[32].session, task, data)
     evaluator = PlanEvaluator(graph, task, cache, tmp_path, {data.fingerprint: reference})
     trials = LayerTrials(evaluator, SENSITIVITY_OPTION, data)
     context = PlanContext(
@@ -167,9 +177,9 @@ def test_matrices_whose_rounding_costs_most_divergence_a_byte_get_8_bits_until_t
     assert ladder.sensitivity[layer] == pytest.approx(whole, rel=1e-2), "a part of the graph gives what the whole does"
 
 
-def test_a_ladder_tries_each_rung_with_a_cache_in_8_bits_first() -> None:
+def test_a_ladder_tries_each_rung_with_a_cache_in_fewer_bits_first() -> None:
     low, high = Plan({"layer": "int4-weight"}), Plan({"layer": "int8-weight"})
-    ladder = PrecisionLadder(((low, high), (high,))).with_int8_kv_cache()
+    ladder = PrecisionLadder(((low, high), (high,))).with_rounded_cache()
     tried = [[(plan.precision["layer"], plan.int8_kv_cache) for plan in rung] for rung in ladder.rungs]
     assert tried == [
         [("int4-weight", True), ("int8-weight", True)],
@@ -177,4 +187,7 @@ def test_a_ladder_tries_each_rung_with_a_cache_in_8_bits_first() -> None:
         [("int8-weight", True)],
         [("int8-weight", False)],
     ]
+    ladder = PrecisionLadder(((low,),)).with_rounded_cache(int8=True, int4_values=True)
+    kept = [[(plan.int8_kv_cache, plan.int4_value_cache) for plan in rung] for rung in ladder.rungs]
+    assert kept == [[(True, True)], [(True, False)], [(False, False)]]
     assert [plan.int8_kv_cache for plan in ladder.keep_in_float(["layer"]).rungs[0][:1]] == [True]

@@ -52,5 +52,6 @@ def place_alternatives(
             golden=f"golden.{runtime}.safetensors",
             verdict=verdict,
             int8_kv_cache=best.plan.int8_kv_cache,
+            int4_value_cache=best.plan.int4_value_cache,
         )
         yield PlacedModel(placement, model, golden)

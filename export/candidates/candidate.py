@@ -9,7 +9,7 @@ from statistics import geometric_mean
 from export.candidates.engine_option import EngineOption
 from export.report.report import PRECISIONS, CandidateLine
 from laconic.arrays import Array
-from laconic.quantization.plan import BITS, HALF, INTEGER, Plan, PrecisionLadder
+from laconic.quantization.plan import BITS, HALF, INTEGER, Plan, PrecisionLadder, name_cache
 from laconic.runtimes.product import Product, share_multiply_adds
 from laconic.timing.measurements import Timing
 from laconic.units import format_bytes, format_fidelity
@@ -147,13 +147,15 @@ def describe_unmet(asked: Plan, chosen: Plan) -> str | None:
 
 
 def describe_float_cache(asked: Plan, chosen: Plan) -> str | None:
-    """Return a sentence if keys and values were to be kept in 8 bits and are not, else None."""
-    if not asked.int8_kv_cache or chosen.int8_kv_cache:
-        return None
-    return (
-        "int8_kv_cache: the cache stays in float: with keys and values in 8 bits the goal is missed on the samples to "
-        "choose by. Set a lower goal (--fidelity)"
-    )
+    """Return a sentence if keys and values were to be kept in fewer bits than they are, else None."""
+    for key, kept in (("int4_value_cache", "values in 4 bits"), ("int8_kv_cache", "keys and values in 8 bits")):
+        if getattr(asked, key) and not getattr(chosen, key):
+            cache = "has 8 bits" if chosen.int8_kv_cache else "stays in float"
+            return (
+                f"{key}: the cache {cache}: with {kept} the goal is missed on the samples to choose by. Set a lower "
+                f"goal (--fidelity)"
+            )
+    return None
 
 
 def mean_speedup(timings: Sequence[Timing]) -> float:
@@ -165,11 +167,12 @@ def format_candidate(candidate: EngineCandidate, *, chosen: bool) -> CandidateLi
     """Format a candidate as a row of the report. chosen: whether it became the artifact."""
     counts = Counter(candidate.plan.precision.values())
     layers = [f"{counts[each]} {PRECISIONS.get(each, each)}" for each in BITS if each in counts]
+    cache = name_cache(candidate.plan.int8_kv_cache, candidate.plan.int4_value_cache)
     files = candidate.model.parent.glob(f"{candidate.model.stem}.*")
     return CandidateLine(
         engine=candidate.name,
         size=format_bytes(sum(file.stat().st_size for file in files)),
-        layers=", ".join([*layers, "INT8 KV cache"] if candidate.plan.int8_kv_cache else layers),
+        layers=", ".join(filter(None, [*layers, cache])),
         mean=format_fidelity(float(candidate.fidelity.mean())),
         worst=format_fidelity(float(candidate.fidelity.min())),
         speedup=f"{candidate.speedup:.2f}",

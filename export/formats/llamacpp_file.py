@@ -17,6 +17,6 @@ def write_llamacpp_file(model: Path, plan: Plan, origin: ModuleOrigin | None) ->
     if module is None:
         raise RuntimeFailure("llama.cpp runs language models of transformers alone. Leave out engine_only: llamacpp")
     if plan.int8_kv_cache:
-        raise RuntimeFailure("llama.cpp keeps keys and values in FP16. Leave out int8_kv_cache")
+        raise RuntimeFailure("llama.cpp keeps keys and values in FP16. Leave out int8_kv_cache and int4_value_cache")
     layers = read_layers(module, GraphWeights.read(model, plan.precision))
     write_engine_file(QuantizedModule(module, layers), gguf_of(model))

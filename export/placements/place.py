@@ -64,7 +64,7 @@ def place(
     for layer in graph.layers:
         write_weight(rewrite, layer, plan, rules, smooth.get(layer.node))
     if plan.int8_kv_cache:
-        round_cache(rewrite)
+        round_cache(rewrite, int4_values=plan.int4_value_cache)
     if fused_attention:
         fuse_attention(rewrite, shapes)
     model = rewrite.finish()

@@ -46,7 +46,8 @@ class Manifest(BaseModel):
     arithmetic of the layers that are not quantized. batching: whether outputs are independent of the other samples in a
     batch; if not, the model is served one sample at a time. precision: the precision of weights and activations, by
     layer. data: the fingerprint of each data file, by role. licence: the licence that the source states. alternatives:
-    the same model placed for other engines. int8_kv_cache: whether keys and values are kept in 8 bits.
+    the same model placed for other engines. int8_kv_cache: whether keys and values are kept in 8 bits;
+    int4_value_cache: and of these the values in 4.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -70,6 +71,7 @@ class Manifest(BaseModel):
     files: dict[str, FileDigest]
     alternatives: tuple[Placement, ...] = ()
     int8_kv_cache: bool = False
+    int4_value_cache: bool = False
 
     @field_validator("task", "target", "placement")
     @classmethod
@@ -129,6 +131,7 @@ class Manifest(BaseModel):
             golden=GOLDEN,
             verdict=self.verdict,
             int8_kv_cache=self.int8_kv_cache,
+            int4_value_cache=self.int4_value_cache,
         )
         return (first, *self.alternatives)
 

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, field_validator
 from laconic import registry
 from laconic.artifacts.verdict import Verdict
 from laconic.errors import did_you_mean
+from laconic.quantization.plan import name_cache
 from laconic.runtimes.runtime import Compute
 
 MARGIN = 1.05
@@ -18,7 +19,8 @@ class Placement(BaseModel):
 
     runtime: the engine that Q/DQ nodes are placed for. compute: the arithmetic of the layers that are not quantized.
     precision: of weights and activations, by layer. model, golden: names of files of the artifact. verdict: of this
-    graph in this engine; None if it was not validated. int8_kv_cache: whether keys and values are kept in 8 bits.
+    graph in this engine; None if it was not validated. int8_kv_cache: whether keys and values are kept in 8 bits;
+    int4_value_cache: and of these the values in 4.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -30,6 +32,7 @@ class Placement(BaseModel):
     golden: str
     verdict: Verdict | None
     int8_kv_cache: bool = False
+    int4_value_cache: bool = False
 
     @field_validator("runtime")
     @classmethod
@@ -42,7 +45,8 @@ class Placement(BaseModel):
     def arithmetic(self) -> str:
         """The arithmetic that layers are computed in where their precision does not say it, for people to read."""
         compute = "INT8 activations" if self.compute == "int8-dynamic" else f"{self.compute} where not quantized"
-        return f"{compute}, INT8 KV cache" if self.int8_kv_cache else compute
+        cache = name_cache(self.int8_kv_cache, self.int4_value_cache)
+        return f"{compute}, {cache}" if cache else compute
 
 
 def find_fastest_placement(speeds: Mapping[str, float]) -> str:

@@ -94,7 +94,8 @@ class Plan:
     precision: by layer (node name). ranges: of activations, by tensor. smoothing: by tensor, for the layers that read
     it in INT8, or with weights in 4 bits. weights: by layer and the precision that they are for; weights without an
     entry are rounded to nearest. attention: whether the products of attention may run in INT8 beside INT8 layers, in an
-    engine that gains by it. int8_kv_cache: whether a language model keeps keys and values in 8 bits.
+    engine that gains by it. int8_kv_cache: whether a language model keeps keys and values in 8 bits; int4_value_cache:
+    and of these the values in 4.
     """
 
     precision: Mapping[str, Precision]
@@ -103,6 +104,7 @@ class Plan:
     weights: Mapping[tuple[str, Precision], QuantizedWeight] = field(default_factory=dict)
     attention: bool = True
     int8_kv_cache: bool = False
+    int4_value_cache: bool = False
 
 
 @dataclass(frozen=True)
@@ -128,11 +130,20 @@ class PrecisionLadder:
         change = partial(keep_in_float, nodes=frozenset(nodes))
         return replace(self, rungs=tuple(ChangedRung(rung, change) for rung in self.rungs))
 
-    def with_int8_kv_cache(self) -> "PrecisionLadder":
-        """Return the ladder with each rung first with keys and values in 8 bits, then as it is."""
-        change = partial(replace, int8_kv_cache=True)
-        rungs = [each for rung in self.rungs for each in (ChangedRung(rung, change), rung)]
+    def with_rounded_cache(self, *, int8: bool = True, int4_values: bool = False) -> "PrecisionLadder":
+        """Return the ladder with each rung first with keys in 8 bits and values in 4, then with both in 8, as far as
+        these are asked for, then as it is."""
+        changes = [partial(replace, int8_kv_cache=True, int4_value_cache=True)] if int4_values else []
+        changes += [partial(replace, int8_kv_cache=True)] if int8 else []
+        rungs = [each for rung in self.rungs for each in (*(ChangedRung(rung, change) for change in changes), rung)]
         return replace(self, rungs=tuple(rungs))
+
+
+def name_cache(int8_kv_cache: bool, int4_value_cache: bool) -> str:
+    """Name the arithmetic of keys and values, for people to read; empty where they are in float."""
+    if int4_value_cache:
+        return "INT8 key cache, INT4 value cache"
+    return "INT8 KV cache" if int8_kv_cache else ""
 
 
 def keep_in_float(plan: Plan, nodes: Collection[str]) -> Plan:

@@ -7,7 +7,7 @@ from laconic.arrays import Array, Arrays
 from laconic.hashing import digest_arrays, hash_of
 from laconic.quantization.plan import Plan, Range, Smoothing
 
-FLAGS = {"attention": True, "int8_kv_cache": False}
+FLAGS = {"attention": True, "int8_kv_cache": False, "int4_value_cache": False}
 """The flags of a plan, [] bool, which are there where they are not as here."""
 
 
@@ -67,4 +67,5 @@ def digest_plan(plan: Plan) -> str:
         sorted((*layer, weight.group_size, digest_arrays(weight.arrays)) for layer, weight in plan.weights.items()),
         plan.attention,
         plan.int8_kv_cache,
+        plan.int4_value_cache,
     )

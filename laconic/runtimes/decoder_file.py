@@ -7,6 +7,8 @@ from laconic.errors import RuntimeFailure
 from laconic.runtimes.onnx_file import GraphInput, read_inputs
 
 LOGITS, CROSS, PAST, PRESENT = "logits", "cross.", "past.", "present."
+VALUE_GROUP = 32
+"""Numbers of a value in 4 bits that share a scale."""
 
 
 def encoder_of(model: Path) -> Path:
@@ -34,9 +36,15 @@ def present_name(index: int) -> str:
     return f"{PRESENT}{index}"
 
 
-def rounded_name(index: int) -> str:
-    """Return the tensor of the rounded keys or values of new tokens, in a model whose cache is in 8 bits."""
-    return f"rounded.{index}"
+def rounded_name(index: int, bits: int = 8) -> str:
+    """Return the tensor of the keys or values of new tokens that are rounded to so many bits."""
+    return f"rounded.{index}" if bits == 8 else f"rounded.{index}.int{bits}"
+
+
+def find_value_group(width: int) -> int:
+    """Return how many numbers of a head share a scale where values are in 4 bits: all of a head that VALUE_GROUP does
+    not divide."""
+    return width if width % VALUE_GROUP else VALUE_GROUP
 
 
 def read_file_inputs(model: Path) -> list[GraphInput]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from laconic.errors import InputError, RuntimeFailure
+from laconic.runtimes.decoder_file import find_value_group
 from laconic.runtimes.generator import (
     BlockLedger,
     FinishReason,
@@ -35,14 +36,16 @@ KEPT = {"float32": 4, "bfloat16": 2, "int8-dynamic": 4}
 """Bytes of a number in a cache in float, by the arithmetic. BF16 with a cache in FP32 is refused by the engine, and
 FP32 with one in BF16 too (2026.4)."""
 INT8_CACHE = {
-    "KV_CACHE_PRECISION": "u8",
+    "KEY_CACHE_PRECISION": "u8",
+    "VALUE_CACHE_PRECISION": "u8",
     "KEY_CACHE_QUANT_MODE": "BY_TOKEN",
     "VALUE_CACHE_QUANT_MODE": "BY_TOKEN",
     "KEY_CACHE_GROUP_SIZE": "0",
     "VALUE_CACHE_GROUP_SIZE": "0",
 }
 """The engine's settings for a cache as graphs with one in 8 bits round it. By default keys have a scale for each
-channel of a block, and are rounded anew as it fills."""
+channel of a block, and are rounded anew as it fills. Values in 4 bits are kept two in a byte, with a scale for each
+group of `VALUE_CACHE_GROUP_SIZE`, 0 for a whole head (2026.4)."""
 NO_STOP = 1 << 40
 """A token that no model has, for requests that end by their length alone: the engine asks for an end token."""
 COLDEST = 1e-3
@@ -94,8 +97,7 @@ class OpenVinoGenAi(Generator):
         self.cache: CacheShape = stateful.cache
         self._choices: dict[tuple[int, int], EngineChoice] = {}
         self._next = 0
-        cache = INT8_CACHE if stateful.cache.is_rounded else {"KV_CACHE_PRECISION": HINTS[compute]}
-        properties = make_properties(threads, compute) | cache
+        properties = make_properties(threads, compute) | make_cache_properties(stateful.cache, compute)
         self._pipeline = open_pipeline(stateful, model, blocks, properties, has_prefix_cache)
 
     def add(self, request: GenerationRequest) -> None:
@@ -176,6 +178,20 @@ class OpenVinoGenAi(Generator):
             return []
         given = tuple(logprobs) if request.sampling.logprobs else ()
         return [TokenEvent(request.id, choice.index, tuple(tokens), given, reason)]
+
+
+def make_cache_properties(cache: CacheShape, compute: Compute) -> dict[str, str]:
+    """Make the engine's settings for a cache as a graph keeps it."""
+    if not cache.bits:
+        return {"KV_CACHE_PRECISION": HINTS[compute]}
+    if 4 not in cache.bits:
+        return INT8_CACHE
+    (width,) = {width for _, width in cache.layers}
+    group = find_value_group(width)
+    return INT8_CACHE | {
+        "VALUE_CACHE_PRECISION": "u4",
+        "VALUE_CACHE_GROUP_SIZE": str(0 if group == width else group),
+    }
 
 
 def open_pipeline(

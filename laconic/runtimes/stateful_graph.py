@@ -14,8 +14,8 @@ import numpy as np
 from laconic.arrays import Array
 from laconic.errors import RuntimeFailure
 from laconic.runtimes.decoder_file import LOGITS, cross_name, past_name, present_name
-from laconic.runtimes.int8_cache import SCALES, skip_rounding
 from laconic.runtimes.openvino import MakeStateful, Manager, core, opset, ov
+from laconic.runtimes.rounded_cache import count_rounded_bytes, skip_rounding
 
 IDS, POSITIONS = "input_ids", "position_ids"
 FEATURES = cross_name(0)
@@ -32,15 +32,18 @@ class PagingRefused(RuntimeFailure):
 
 @dataclass(frozen=True)
 class CacheShape:
-    """The cache of one token. layers: keys and values count as one each; of each: heads and the width of a head.
-    is_rounded: whether it is in 8 bits."""
+    """The cache of one token. layers: keys and values count as one each; of each: heads and the width of a head. bits:
+    of each, where it is rounded; empty where it is in float."""
 
     layers: tuple[tuple[int, int], ...]
-    is_rounded: bool
+    bits: tuple[int, ...]
 
     def count_bytes(self, kept: int) -> int:
         """Count its bytes. kept: those of a number in float."""
-        return sum(heads * (width + SCALES if self.is_rounded else width * kept) for heads, width in self.layers)
+        if not self.bits:
+            return sum(heads * width * kept for heads, width in self.layers)
+        pairs = zip(self.layers, self.bits, strict=True)
+        return sum(heads * count_rounded_bytes(width, bits) for (heads, width), bits in pairs)
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ def make_stateful(path: Path, context: int) -> StatefulModel:
     pasts = find_pasts(graph, path)
     if any(parameter.get_friendly_name() == FEATURES for parameter in graph.get_parameters()):
         raise PagingRefused(f"{path.name} reads images, which OpenVINO GenAI takes in graphs of its own alone")
-    is_rounded = skip_rounding(graph)
+    bits = skip_rounding(graph)
     attentions = [found for node in graph.get_ordered_ops() if (found := match_attention(node)) is not None]
     if len(attentions) * 2 != len(pasts):
         raise PagingRefused(
@@ -85,7 +88,7 @@ def make_stateful(path: Path, context: int) -> StatefulModel:
     for attention in attentions:
         fuse(attention)
     add_state(graph, pasts)
-    cache = CacheShape(tuple(map(read_cache_shape, pasts)), is_rounded)
+    cache = CacheShape(tuple(map(read_cache_shape, pasts)), tuple(bits[index] for index in sorted(bits)))
     return StatefulModel(graph, cache, read_vocabulary(graph, path))
 
 
