@@ -27,7 +27,7 @@ CACHES = {"INT8": (8, 8), "INT8 keys, INT4 values": (8, 4)}
 """Bits of keys and of values."""
 
 
-class RoundedCache(DynamicCache):
+class RoundedCache(DynamicCache):  # type: ignore[misc]
     """A cache that rounds what it is given. bits: of keys and of values."""
 
     def __init__(self, bits: tuple[int, int]) -> None:
@@ -43,10 +43,11 @@ class RoundedCache(DynamicCache):
 def round_heads(numbers: Tensor, bits: int) -> Tensor:
     """Round heads, [..., width], to levels between the least and the largest number; in 4 bits of each group."""
     width = numbers.shape[-1]
-    parts = numbers.unflatten(-1, (-1, find_value_group(width) if bits == 4 else width))
+    parts = numbers.reshape(*numbers.shape[:-1], -1, find_value_group(width) if bits == 4 else width)
     low, high = parts.aminmax(dim=-1, keepdim=True)
     scale = ((high - low) / (2**bits - 1)).clamp(min=1e-9)
-    return (((parts - low) / scale).round() * scale + low).flatten(-2)
+    rounded: Tensor = ((parts - low) / scale).round() * scale + low
+    return rounded.reshape(numbers.shape)
 
 
 @torch.inference_mode()

@@ -87,7 +87,11 @@ def test_attention_is_in_int8_where_the_plan_lets_it_and_the_engine_gains(zoo, t
 
 
 @pytest.mark.parametrize(
-    "flags", [{"attention": True, "int8_kv_cache": False}, {"attention": False, "int8_kv_cache": True}]
+    "flags",
+    [
+        {"attention": True, "int8_kv_cache": False, "int4_value_cache": False},
+        {"attention": False, "int8_kv_cache": True, "int4_value_cache": True},
+    ],
 )
 def test_what_calibration_found_is_packed_and_unpacked(flags):
     smoothing = {"x": Smoothing(np.ones(4, np.float32), Range(-1.0, 2.0))}

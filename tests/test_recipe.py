@@ -91,6 +91,10 @@ def test_what_is_not_given_is_not_written_and_the_target_says_what_is_done(tmp_p
     ("text", "message"),
     [
         ("source: m\ngaol: {}", "unknown key 'gaol'. Did you mean 'goal'?"),
+        (
+            "source: m\nint4_kv_cache: true",
+            "unknown key 'int4_kv_cache'. Keys in 4 bits cost a small model 5 % of perplexity",
+        ),
         ("source: m\ngoal: {max_dorp: 1%}", "goal: unknown key 'max_dorp'. Did you mean 'max_drop'?"),
         ("source: m\ngoal: {max_latency: 3}", "goal.max_latency: expected a time with its unit"),
         ("source: m\ngoal: 3", "goal: input should be a valid dictionary"),

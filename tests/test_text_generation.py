@@ -317,7 +317,7 @@ def artifacts(tmp_path_factory, shared):
             | {key: goal for key, goal in OUT_OF_REACH.items() if bits == 8 or key != "max_divergence"},
             "engine_only": "openvino",
             "int8_activations": bits == 4,
-            "int8_kv_cache": bits == 4,
+            "int4_value_cache": bits == 4,
         }
         destination = folder / f"llama{bits}.laconic"
         result = compress(Recipe.parse(recipe), destination, steps=QUIET, cache=Cache(shared / "cache"))
@@ -386,20 +386,21 @@ def test_inputs_are_rounded_to_int8_where_that_is_asked_for_and_the_processor_ca
     assert {each.planned for each in made[4].measured.products if each not in linear} <= {"float32"}
 
 
-def test_keys_and_values_are_kept_in_8_bits_where_that_is_asked_for(artifacts):
+def test_keys_are_kept_in_8_bits_and_values_in_4_where_that_is_asked_for(artifacts):
     made, _ = artifacts
     assert {bits: each.manifest.int8_kv_cache for bits, each in made.items()} == {8: False, 4: True}
     names = {
         bits: {name for node in onnx.load(each.model).graph.node for name in node.output} for bits, each in made.items()
     }
-    assert {bits: rounded_name(0) in each for bits, each in names.items()} == {8: False, 4: True}
-    assert summarize(made[4])["int8_kv_cache"]
-    assert made[4].manifest.placements[0].arithmetic.endswith(", INT8 KV cache")
+    for name in (rounded_name(0), rounded_name(1, 4)):
+        assert {bits: name in each for bits, each in names.items()} == {8: False, 4: True}
+    assert summarize(made[4])["int4_value_cache"]
+    assert made[4].manifest.placements[0].arithmetic.endswith(", INT8 key cache, INT4 value cache")
 
 
 @pytest.mark.parametrize(("bits", "engine"), [(8, "onnxruntime"), (8, "openvino"), (4, "openvino")])
 def test_a_server_writes_what_the_session_writes(artifacts, bits, engine):
-    """In 4 bits with keys and values in 8."""
+    """In 4 bits with keys in 8 and values in 4."""
     made, texts = artifacts
     artifact, name = made[bits], f"llama{bits}"
     with artifact.open(engine) as session:
