@@ -270,13 +270,11 @@ class EngineBuild:
 
     def plan_cache(self, graph: Graph, ladder: PrecisionLadder) -> PrecisionLadder:
         """Return the ladder with the cache as the recipe asks for it."""
-        keys = {key: getattr(self.recipe, key) for key in ("int8_kv_cache", "int4_value_cache")}
-        if not any(keys.values()):
+        if not (self.recipe.int8_kv_cache or self.recipe.int4_value_cache):
             return ladder
         if is_text_decoder(graph):
-            return ladder.with_rounded_cache(int8=keys["int8_kv_cache"], int4_values=keys["int4_value_cache"])
-        named = " and ".join(key for key, is_asked in keys.items() if is_asked)
-        self.steps.warn(f"{named}: no effect here, they take a language model that writes")
+            return ladder.with_rounded_cache(int8=self.recipe.int8_kv_cache, int4_values=self.recipe.int4_value_cache)
+        self.steps.warn("a cache in 8 or 4 bits changes nothing here: it takes a language model that writes")
         return ladder
 
     def record_stage(self, name: str, stage: PlanStage, chosen: EngineCandidate, seconds: float) -> None:
