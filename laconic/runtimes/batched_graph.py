@@ -12,8 +12,8 @@ import numpy as np
 
 from laconic.errors import RuntimeFailure
 from laconic.runtimes.decoder_file import LOGITS
+from laconic.runtimes.low_bit_cache import keep_levels
 from laconic.runtimes.openvino import opset, ov
-from laconic.runtimes.rounded_cache import keep_levels
 from laconic.runtimes.stateful_graph import find_key, find_pasts, is_product, read_graph
 
 PADDING = "padding"

@@ -15,9 +15,9 @@ from laconic.runtimes.adapter_graph import MASK, LinearProduct, add_adapters
 from laconic.runtimes.batched_graph import HIDING, KEPT, PADDING, read_batched
 from laconic.runtimes.decoder_file import LOGITS, encoder_of
 from laconic.runtimes.encoder_decoder_graph import SHIFT, read_encoder_decoder
+from laconic.runtimes.low_bit_cache import name_present
 from laconic.runtimes.low_rank_adapter import AdapterStack, LowRankAdapter
 from laconic.runtimes.openvino import OpenVino, core, find_compute, make_properties, ov
-from laconic.runtimes.rounded_cache import name_present
 from laconic.runtimes.runtime import Compute
 from laconic.runtimes.source_encoder import SourceEncoder
 from laconic.runtimes.stateful_graph import FEATURES, IDS, POSITIONS, read_cache_shape, read_vocabulary

@@ -14,8 +14,8 @@ import numpy as np
 from laconic.arrays import Array
 from laconic.errors import RuntimeFailure
 from laconic.runtimes.decoder_file import LOGITS, cross_name, past_name, present_name
+from laconic.runtimes.low_bit_cache import count_rounded_bytes, skip_rounding
 from laconic.runtimes.openvino import MakeStateful, Manager, core, opset, ov
-from laconic.runtimes.rounded_cache import count_rounded_bytes, skip_rounding
 
 IDS, POSITIONS = "input_ids", "position_ids"
 FEATURES = cross_name(0)
