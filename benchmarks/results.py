@@ -180,7 +180,7 @@ def render_block(match: re.Match[str]) -> str:
     """Return a line that names a result, and the table behind it."""
     result = ResultFile.model_validate_json((FOLDER / f"{match['name']}.json").read_text(encoding="utf-8"))
     line = f"<!-- result: {match['name']} {match['title']} -->"
-    return f"{line}\n{result.render(match['title'])}\n<!-- end of result -->\n"
+    return f"{line}\n\n{result.render(match['title'])}\n\n<!-- end of result -->\n"
 
 
 def main() -> None:

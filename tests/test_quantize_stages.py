@@ -281,7 +281,7 @@ def test_a_clipped_value_moves_the_end_that_clipped_it_and_what_was_attached_com
 
 def test_training_leaves_the_same_module_with_its_ranges_in_the_history(made, tmp_path):
     checkpoint, graph, _, _ = made
-    stage = registry.resolve("stage", "quantize.qat")(steps=3, batch_size=4, samples=4, keep=("*.layer.0.intermediate.*",))
+    stage = registry.resolve("stage", "quantize.qat")(steps=3, batch_size=4, samples=4, keep=("*.intermediate.*",))
     before = {name: value.clone() for name, value in checkpoint.module.state_dict().items()}
     changed = stage.apply(checkpoint, training(made, tmp_path))
     after = changed.module.state_dict()
