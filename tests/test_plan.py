@@ -4,7 +4,6 @@ import functools
 import itertools
 import json
 import re
-import resource
 from dataclasses import replace
 from pathlib import Path
 
@@ -208,14 +207,21 @@ def test_a_batch_in_parts_has_no_largest_and_one_beyond_all_bounds_is_not_made(f
     training = Training.model_validate({"batch_size": BATCH, "techniques": [{"gradient-accumulation": {"rows": 1}}]})
     assert find_largest_batch(given, row(given, training, rates), LENGTH, 2**40, rates) is None
     given, training, rates = subject(folder, "llama"), Training(batch_size=BATCH), measuring.measure_rates(CPU)
-    before = resident()
+    before = forget_peak()
     assert find_largest_batch(given, row(given, training, rates), LENGTH, 2**44, rates) > 2**22
     assert resident() - before < 2**30
 
 
 def resident() -> int:
-    """The most bytes that this process has held."""
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    """The most bytes that this process has held since the last `forget_peak`."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return 1024 * int(status.partition("VmHWM:")[2].split()[0])
+
+
+def forget_peak() -> int:
+    """Let the most bytes that this process has held begin anew (proc_pid_clear_refs(5)). Return what it holds."""
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+    return resident()
 
 
 def test_what_a_recipe_asks_for_is_among_the_rows_with_its_settings_or_refused_without_a_place_for_it(folder):
@@ -397,7 +403,7 @@ def test_a_mistake_is_answered_in_one_sentence_with_exit_code_2(plan, folder, ar
 
 def test_eight_billion_parameters_are_planned_for_without_a_weight(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
-    rates, before = measuring.measure_rates(CPU), resident()
+    rates, before = measuring.measure_rates(CPU), forget_peak()
     model = open_meta_model(tmp_path)
     plain = predict(model, Training(batch_size=8), 1024, rates).peak
     lean = ["sdpa", "gradient-checkpointing", "chunked-cross-entropy", "bf16", "optimizer-in-backward"]
