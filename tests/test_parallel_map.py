@@ -1,5 +1,6 @@
 """Predictions in worker processes: the same as in this one, whatever becomes of the workers."""
 
+import multiprocessing
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from train.planner import parallel_map
 from train.planner.memory_plan import PredictionJob
 from train.planner.meta_model import open_meta_model
-from train.planner.parallel_map import is_sendable, map_parallel, preload_workers
+from train.planner.parallel_map import is_sendable, map_in_pool, map_parallel, preload_workers
 from train.settings import Training
 
 TRAININGS = [
@@ -69,3 +70,17 @@ def test_what_dead_workers_leave_is_predicted_here(job, monkeypatch):
     monkeypatch.setattr(parallel_map, "WORTH", 0.0)
     monkeypatch.setattr(parallel_map, "ProcessPoolExecutor", Dying)
     assert len(dict(map_parallel(job.predict, TRAININGS, workers=2))) == 3
+
+
+def count_alone():
+    """Use a pool for one item, and end."""
+    assert list(map_in_pool(abs, [-1], [0], 1)) == [(0, 1)]
+
+
+def test_a_process_that_multiprocessing_started_ends_after_it_had_workers():
+    process = multiprocessing.get_context(parallel_map.START).Process(target=count_alone)
+    process.start()
+    process.join(60)
+    process.kill()
+    process.join()
+    assert process.exitcode == 0

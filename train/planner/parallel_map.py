@@ -76,7 +76,9 @@ def map_in_pool(
     except BrokenProcessPool:
         yield from ((index, work(items[index])) for index in missing)
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        # Workers without work end at once. Left to end by themselves they may never: a process that multiprocessing has
+        # started closes the queue of calls at its end before the pool's thread has told the workers through it.
+        pool.shutdown(wait=not missing, cancel_futures=True)
 
 
 def start_worker() -> None:
