@@ -10,7 +10,6 @@ written. Requests for a name that is away get 404, and are counted. Between two 
 clients. Then the steps of the engine are timed alone: rows of the base, of one adapter, and of different ones.
 """
 
-import argparse
 import asyncio
 import json
 import random
@@ -29,10 +28,10 @@ import numpy as np
 import peft
 import torch
 import transformers
+from results import Results, make_parser
 from server import Served
 
 from laconic.artifacts.artifact import Artifact
-from laconic.hardware import this_machine
 from laconic.runtimes.generator import GenerationRequest, Sampling
 from laconic.runtimes.openvino_decoder import OpenVinoDecoder
 from serve.settings.server_settings import Settings
@@ -167,7 +166,7 @@ async def swap(clients: Clients, stock: Path, served: Path, swaps: int, asking: 
     return seconds
 
 
-def time_steps(artifact: Artifact, folder: Path, count: int) -> None:
+def time_steps(artifact: Artifact, folder: Path, count: int, results: Results) -> None:
     """Time the steps of rows with the base alone, in an engine for adapters and in one for none, with one adapter, and
     with different ones."""
     task: Any = artifact.task()
@@ -175,7 +174,8 @@ def time_steps(artifact: Artifact, folder: Path, count: int) -> None:
     options["compute"] = artifact.manifest.placements[0].compute
     model = artifact.path / artifact.manifest.placements[0].model
     prompts = np.random.default_rng(0).integers(0, task.vocabulary, (8, 64)).tolist()
-    print("| rows | for no adapters | base alone | one adapter | different ones | (processor, ms a step)")
+    head = ["ms of the processor a step: rows", "for no adapters", "base alone", "one adapter", "different ones"]
+    results.begin("steps", head)
     with (
         OpenVinoDecoder(model, **options) as plain,
         OpenVinoDecoder(model, **options, has_adapters=True) as adapting,
@@ -187,7 +187,7 @@ def time_steps(artifact: Artifact, folder: Path, count: int) -> None:
             cases += [(adapting, list(range(1, rows + 1)))] if rows <= count else []
             times = [[time_step(engine, prompts, adapters) for engine, adapters in cases] for _ in range(3)]
             medians = [f"{1e3 * float(np.median(column)):.1f}" for column in zip(*times, strict=True)]
-            print(f"| {rows} | {' | '.join(medians)} |")
+            results.add("steps", [str(rows), *medians])
 
 
 def time_step(engine: OpenVinoDecoder, prompts: list[list[int]], adapters: list[int]) -> float:
@@ -206,7 +206,7 @@ def time_step(engine: OpenVinoDecoder, prompts: list[list[int]], adapters: list[
 
 def main() -> None:
     """Swap, time, and print; exit with 1 where something failed or differed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("artifact", type=Path)
     parser.add_argument("--adapters", type=int, default=20)
@@ -214,6 +214,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=16)
     arguments = parser.parse_args()
+    results = Results("adapters", publish=arguments.publish)
     artifact = Artifact.load(arguments.artifact)
     task: Any = artifact.task()
     prompts = [task.tokenizer.encode(text).ids for text in TEXTS]
@@ -233,11 +234,16 @@ def main() -> None:
             clients = Clients(server.port, artifact.name, Swapped(content), prompts, texts, arguments.tokens)
             seconds = asyncio.run(swap(clients, stock, served, arguments.swaps, arguments.clients))
             memory = server.memory() / 1e6
-        print(f"{this_machine().processor}: {len(seconds)} swaps of {arguments.adapters} adapters in "
-              f"{time.monotonic() - started:.0f} s, a load in {np.median(seconds):.2f} s (at most {max(seconds):.2f}); "
-              f"{distinct} different answers; resident: {memory:.0f} MB")  # fmt: skip
-        print(", ".join(f"{count} x {outcome}" for outcome, count in sorted(clients.outcomes.items())))
-        time_steps(artifact, stock, arguments.adapters)
+        figures = {
+            "adapters": str(arguments.adapters),
+            "swaps": f"{len(seconds)} in {time.monotonic() - started:.0f} s",
+            "a load, s (longest)": f"{np.median(seconds):.2f} ({max(seconds):.2f})",
+            "resident, MB": f"{memory:.0f}",
+            "different answers": str(distinct),
+        } | {outcome: str(count) for outcome, count in sorted(clients.outcomes.items())}
+        results.table("swaps", list(figures), [list(figures.values())])
+        print()
+        time_steps(artifact, stock, arguments.adapters, results)
     sys.exit(bool(clients.outcomes["error"] or clients.outcomes["other text"]))
 
 

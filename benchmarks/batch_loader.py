@@ -7,7 +7,6 @@ library, tokenized. Nothing is computed with the batches, so this is what the fe
 the feed find its workers itself beside a step that takes 20 ms and leaves the cores idle, as one on a GPU does.
 """
 
-import argparse
 import itertools
 import tempfile
 import time
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 from inputs import model_folder, texts
 from PIL import Image
+from results import Results, make_parser
 from sklearn.datasets import load_digits
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -105,14 +105,15 @@ def searched(dataset: Dataset, task: Task, batch: int) -> str:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--rows", type=int, default=1797, help="images and texts to read")
     parser.add_argument("--batch", type=int, default=32, help="rows of a batch")
     parser.add_argument("--epochs", type=int, default=2, help="how often every row is read")
     parser.add_argument("--workers", default="0,1,2", help="counts of worker processes, with commas between them")
     arguments = parser.parse_args()
+    results = Results("batch_loader", publish=arguments.publish)
     counts = [int(count) for count in arguments.workers.split(",")]
-    print("| data | workers | cache | first batch, s | rows/s |\n| --- | --- | --- | --- | --- |")
+    results.begin("rates", ["data", "workers", "cache", "first batch, s", "rows/s"])
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for made in (images, docstrings):
@@ -123,16 +124,9 @@ def main() -> None:
                 said = "disk, second run" if "disk" in places[:number] else place
                 for count in counts:
                     # A folder for each count: only the second run finds what the first one kept.
-                    cells = measured(
-                        dataset,
-                        task,
-                        arguments.batch,
-                        arguments.epochs,
-                        folder / f"cache{count}",
-                        workers=count,
-                        cache=place,
-                    )
-                    print(f"| {made.__name__} | {count} | {said} | {' | '.join(cells)} |", flush=True)
+                    kept = folder / f"cache{count}"
+                    cells = measured(dataset, task, arguments.batch, arguments.epochs, kept, workers=count, cache=place)
+                    results.add("rates", [made.__name__, str(count), said, *cells])
             print(f"\n{made.__name__}, found beside a step of {STEP:g} s: {searched(dataset, task, arguments.batch)}\n")
 
 

@@ -9,7 +9,6 @@ pass a limit of one point, or of 1 % of perplexity, and truly drop by that or mo
 the metrics of right answers alone.
 """
 
-import argparse
 import multiprocessing
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib import pyplot
 from numpy.random import Generator
+from results import Results, make_parser
 
 from export.validation.intervals import find_change_interval, find_mean_interval, measure_change
 from laconic.arrays import Array
@@ -155,46 +155,46 @@ def run_cell(arguments: tuple[str, int, float], simulations: int) -> Cell:
     return simulate(*arguments, simulations)
 
 
-def print_table(cells: list[Cell]) -> None:
+def print_table(cells: list[Cell], results: Results) -> None:
     """Print the least coverage, and the largest share of false passes, by metric and number of samples."""
-    print("| metric | samples | coverage, least | false passes, most | sound models that pass |\n|---|---|---|---|---|")
+    head = ["metric", "samples", "coverage, least", "false passes, most", "sound models that pass"]
+    results.begin("by samples", head)
     for metric in dict.fromkeys(cell.metric for cell in cells):
         for samples in dict.fromkeys(cell.samples for cell in cells):
             own = [cell for cell in cells if (cell.metric, cell.samples) == (metric, samples)]
             false = max((cell.passed for cell in own if cell.drop >= MAX_DROP), default=0.0)
             sound = max(own, key=lambda cell: cell.change).passed
             least = min(cell.coverage for cell in own)
-            print(f"| {metric} | {samples:,} | {100 * least:.1f} % | {100 * false:.1f} % | {100 * sound:.0f} % |")
+            shares = [f"{100 * least:.1f} %", f"{100 * false:.1f} %", f"{100 * sound:.0f} %"]
+            results.add("by samples", [metric, f"{samples:,}", *shares])
 
 
-def print_fidelities(simulations: int) -> None:
+def print_fidelities(simulations: int, results: Results) -> None:
     """Print how often the interval of a mean fidelity holds the truth."""
     shown = (30, *SHOWN)
-    print(f"| mean | {' | '.join(f'{samples:,}' for samples in shown)} |")
-    print("|---|" + "---|" * len(shown))
+    results.begin("fidelities", ["mean", *(f"{samples:,}" for samples in shown)])
     for name, draw in FIDELITIES.items():
         truth = float(draw(np.random.default_rng(0), 10 * POPULATION).mean())
         rng, shares = np.random.default_rng(1), []
         for samples in shown:
             intervals = [find_mean_interval(draw(rng, samples)) for _ in range(simulations)]
             shares.append(sum(low <= truth <= high for low, high in intervals) / simulations)
-        print(f"| {name} | {' | '.join(f'{100 * share:.0f} %' for share in shares)} |")
+        results.add("fidelities", [name, *(f"{100 * share:.0f} %" for share in shares)])
     print()
 
 
-def print_summary(cells: list[Cell]) -> None:
+def print_summary(cells: list[Cell], results: Results) -> None:
     """Print for each metric the least coverage and the most false passes over all numbers of samples, and the share of
     sound models that pass with SHOWN samples."""
-    shown = " | ".join(f"{samples:,}" for samples in SHOWN)
-    print(f"| metric | coverage, least | false passes, most | sound models that pass: {shown} |")
-    print("|---|---|---|" + "---|" * len(SHOWN))
+    shown = [f"sound models that pass: {samples:,} samples" for samples in SHOWN]
+    results.begin("summary", ["metric", "coverage, least", "false passes, most", *shown])
     for metric in dict.fromkeys(cell.metric for cell in cells):
         own = [cell for cell in cells if cell.metric == metric]
         false = max(cell.passed for cell in own if cell.drop >= MAX_DROP)
         by_samples = [[cell for cell in own if cell.samples == samples] for samples in SHOWN]
-        sound = " | ".join(f"{100 * max(each, key=lambda cell: cell.change).passed:.0f} %" for each in by_samples)
+        sound = [f"{100 * max(each, key=lambda cell: cell.change).passed:.0f} %" for each in by_samples]
         least = min(cell.coverage for cell in own)
-        print(f"| {metric} | {100 * least:.1f} % | {100 * false:.1f} % | {sound} |")
+        results.add("summary", [metric, f"{100 * least:.1f} %", f"{100 * false:.1f} %", *sound])
     print()
 
 
@@ -221,17 +221,18 @@ def plot(cells: list[Cell], path: Path) -> None:
 
 def main() -> None:
     """Simulate, print and plot."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--simulations", type=int, default=400)
     parser.add_argument("--metric", action="append", choices=METRICS)
     parser.add_argument("--plot", type=Path)
     arguments = parser.parse_args()
+    results = Results("coverage", publish=arguments.publish)
     jobs = [(metric, size, drop) for metric in arguments.metric or METRICS for size in SAMPLES for drop in DROPS]
     with multiprocessing.Pool() as pool:
         cells = pool.map(partial(run_cell, simulations=arguments.simulations), jobs, chunksize=1)
-    print_summary(cells)
-    print_fidelities(10 * arguments.simulations)
-    print_table(cells)
+    print_summary(cells, results)
+    print_fidelities(10 * arguments.simulations, results)
+    print_table(cells, results)
     if arguments.plot:
         plot(cells, arguments.plot)
 

@@ -7,7 +7,6 @@ Scikit-learn's two photographs, cropped at random to 480 x 300 and stored as PNG
 224 x 224 on one thread without a GPU. Rows per second are of processor time. Differences are of values of 0 to 255.
 """
 
-import argparse
 import importlib
 import tempfile
 import time
@@ -19,12 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from results import Results, make_parser
 from sklearn.datasets import load_sample_images
 
 SIDE, CROP = 224, (480, 300)
 FILTERS = {"BILINEAR": "INTERP_TRIANGULAR", "BICUBIC": "INTERP_CUBIC", "LANCZOS": "INTERP_LANCZOS3"}
 """Filters of Pillow, as checkpoints name them, and DALI's."""
 TURNS = 3
+HEAD = ("format", "filter", "values that differ", "mean difference", "largest", "Pillow, rows/s", "DALI, rows/s")
 
 
 def write_images(folder: Path, rows: int) -> None:
@@ -71,11 +72,11 @@ def time_load(load: Callable[[], Any]) -> float:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--rows", type=int, default=64, help="images of each format")
-    rows = parser.parse_args().rows
-    print("| format | filter | values that differ | mean difference | largest | Pillow, rows/s | DALI, rows/s |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    arguments = parser.parse_args()
+    rows, results = arguments.rows, Results("dali_images", publish=arguments.publish)
+    results.begin("images", HEAD)
     with tempfile.TemporaryDirectory() as name:
         write_images(Path(name), rows)
         for suffix in ("png", "jpeg"):
@@ -88,10 +89,8 @@ def main() -> None:
                 best = [0.0, 0.0]
                 for _ in range(TURNS):
                     best = [max(rate, rows / time_load(load)) for rate, load in zip(best, loads, strict=True)]
-                print(
-                    f"| {suffix} | {resample} | {(difference > 0).mean():.1%} | {difference.mean():.3f} "
-                    f"| {difference.max()} | {best[0]:.0f} | {best[1]:.0f} |"
-                )
+                figures = [f"{(difference > 0).mean():.1%}", f"{difference.mean():.3f}", str(difference.max())]
+                results.add("images", [suffix, resample, *figures, *(f"{rate:.0f}" for rate in best)])
 
 
 if __name__ == "__main__":

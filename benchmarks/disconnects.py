@@ -9,7 +9,6 @@ same question's answer when it is asked alone; at the end no block may be held a
 Memory is that of the server and its workers, after the first tenth of the clients and at the end.
 """
 
-import argparse
 import asyncio
 import json
 import random
@@ -21,10 +20,10 @@ from typing import Any
 
 import numpy as np
 import psutil
+from results import Results, make_parser
 from server import Served
 
 from laconic.artifacts.artifact import Artifact
-from laconic.hardware import this_machine
 from laconic.runtimes.openvino_genai import BLOCK_TOKENS
 from laconic.runtimes.stateful_graph import make_stateful
 from serve.settings.server_settings import Settings
@@ -118,12 +117,13 @@ def measure_memory(usage: psutil.Process) -> float:
 
 def main() -> None:
     """Let clients leave, print what came of it, and exit with 1 where something was lost."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("artifact", type=Path)
     parser.add_argument("--leaving", type=int, default=1000)
     parser.add_argument("--staying", type=int, default=200)
     parser.add_argument("--blocks", type=int, default=64, help="of the cache")
     arguments = parser.parse_args()
+    results = Results("disconnects", publish=arguments.publish)
     artifact = Artifact.load(arguments.artifact)
     task: Any = artifact.task()
     cache = make_stateful(artifact.path / artifact.manifest.placements[0].model, task.max_tokens).cache
@@ -140,10 +140,13 @@ def main() -> None:
         seconds = time.perf_counter() - started
         held = asyncio.run(clients.count_held())
         same = workers == {process.pid for process in server.usage.children(recursive=True)}
-    print(f"{this_machine().processor}: {seconds:.0f} s, a cache of {arguments.blocks} blocks")
-    print(", ".join(f"{count} x {outcome}" for outcome, count in sorted(clients.outcomes.items())))
-    print(f"blocks held at the end: {held}; the processes are {'the same' if same else 'others'}")
-    print(f"resident: {memory[0]:.0f} MB after a tenth of the clients, {memory[-1]:.0f} MB at the end")
+    figures = {outcome: str(count) for outcome, count in sorted(clients.outcomes.items())} | {
+        "s": f"{seconds:.0f}",
+        "blocks held at the end": f"{held} of {arguments.blocks}",
+        "processes": "the same" if same else "others",
+        "MB, after a tenth and at the end": f"{memory[0]:.0f}, {memory[-1]:.0f}",
+    }
+    results.table("clients", list(figures), [list(figures.values())])
     sys.exit(bool(held or not same or clients.outcomes["other answer or none"]))
 
 

@@ -1,7 +1,9 @@
 """What clients see while one of three servers behind nginx freezes, dies, restarts or is cut off the network.
 
-Needs nginx, iptables for `cut-off`, and root for both. Usage: python benchmarks/failover.py ARTIFACT REQUEST [FAULT]...
-REQUEST: the JSON body for the predict endpoint. Prints requests, errors, and latencies before and after the fault.
+    python benchmarks/failover.py ARTIFACT REQUEST [FAULT]...
+
+Needs nginx, iptables for `cut-off`, and root for both. REQUEST: the JSON body for the predict endpoint. Prints
+requests, errors, and latencies before and after the fault.
 """
 
 import json
@@ -18,11 +20,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import httpx
+from results import Results, make_parser
 
 from serve.asgi.listener import bind
 
 DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
 FAULTS = ("frozen", "killed", "restarted", "cut-off")
+HEAD = ("fault", "requests", "errors", "p99 before, ms", "p99 after, ms", "longest, ms")
 CLIENTS, SERVERS, READ_TIMEOUT = 12, 3, 3
 SECONDS = 5.0, 20.0
 """Of load before the fault and after it."""
@@ -138,17 +142,26 @@ def wait_for(ports: list[int]) -> None:
             time.sleep(0.1)
 
 
-def describe(fault: str, before: list[Answer], after: list[Answer]) -> str:
-    """Format the errors and the latencies."""
+def describe(before: list[Answer], after: list[Answer]) -> list[str]:
+    """Return the cells of a fault: requests, errors and latencies."""
     errors = sum(each.status != 200 for each in (*before, *after))
     times = [sorted(each.seconds for each in answers) for answers in (before, after)]
-    p99 = [1e3 * each[int(0.99 * len(each))] for each in times]
-    return (
-        f"{fault}: {len(before) + len(after)} requests, {errors} errors, p99 {p99[0]:.0f} ms before and "
-        f"{p99[1]:.0f} ms after, longest {1e3 * times[1][-1]:.0f} ms"
-    )
+    seconds = [*(each[int(0.99 * len(each))] for each in times), times[1][-1]]
+    return [str(len(before) + len(after)), str(errors), *(f"{1e3 * each:.0f}" for each in seconds)]
+
+
+def main() -> None:
+    """Bring about each fault, and print."""
+    parser = make_parser(__doc__)
+    parser.add_argument("artifact")
+    parser.add_argument("request", type=json.loads)
+    parser.add_argument("faults", nargs="*", default=FAULTS)
+    arguments = parser.parse_args()
+    results = Results("failover", publish=arguments.publish)
+    results.begin("faults", HEAD)
+    for fault in arguments.faults:
+        results.add("faults", [fault, *describe(*measure(fault, arguments.artifact, arguments.request))])
 
 
 if __name__ == "__main__":
-    for name in sys.argv[3:] or FAULTS:
-        print(describe(name, *measure(name, sys.argv[1], json.loads(sys.argv[2]))), flush=True)
+    main()

@@ -6,12 +6,11 @@ Groups: transformers, timm (which must be installed), modules (of one's own, wit
 model with the real structure and random weights is written to FOLDER, opened, and compared with the library that wrote
 it; compressed with the default recipe; pruned to half of its units, and loaded again; and the artifact is served, its
 answer over HTTP compared with that of the loaded artifact. A row is kept beside the model and not made again: an
-interrupted run goes on, and `--again` makes the rows of these families anew. Prints the rows of all families that were
-asked for as a Markdown table, and counts. The output of each command is kept too. About half a minute for each family
-on one core.
+interrupted run goes on, and `--again` makes the rows of these families anew, as does `--publish`. Prints the rows of
+all families that were asked for, and counts. The output of each command is kept too. About half a minute for each
+family on one core.
 """
 
-import argparse
 import json
 import multiprocessing
 import os
@@ -31,6 +30,7 @@ from family_subject import make_subject
 from family_texts import TEXT_FAMILIES
 from family_timm import TIMM
 from family_writers import WRITER_FAMILIES
+from results import Results, make_parser
 
 from laconic import cli
 from laconic.artifacts.artifact import Artifact
@@ -60,22 +60,23 @@ EXACT = 1e-4
 
 def main() -> None:
     """Run, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("families", nargs="*", help="families or groups; default: all", metavar="FAMILY")
     parser.add_argument("--timeout", type=int, default=600, help="seconds for one command")
     parser.add_argument("--again", action="store_true", help="make rows anew that are kept")
     arguments = parser.parse_intermixed_args()  # options may stand between the folder and the families
+    results = Results("families", publish=arguments.publish)
     rows = []
     for group, name in choose(arguments.families or list(GROUPS)):
         folder = arguments.folder / name.replace(" ", "-")
         kept = folder / "row.json"
-        if arguments.again or not kept.exists():
+        if arguments.again or arguments.publish or not kept.exists():
             row = {"group": group, "family": name} | make_row(group, name, folder, arguments.timeout)
             kept.write_text(json.dumps(row, indent=1), encoding="utf-8")
-            print(format_row(row), file=sys.stderr, flush=True)
+            print(*format_row(row), sep=", ", file=sys.stderr, flush=True)
         rows.append(json.loads(kept.read_text(encoding="utf-8")))
-    print_table(rows)
+    print_tables(rows, results)
 
 
 def choose(names: list[str]) -> list[tuple[str, str]]:
@@ -213,9 +214,9 @@ def reopen(group: str, name: str, folder: Path, path: Path) -> str:
     return f"equal, {left / whole:.0%}" if left < whole else "wrong: nothing was removed"
 
 
-def format_row(row: dict[str, str]) -> str:
-    """A row of the table, without the sentences."""
-    return f"| {' | '.join(shorten(row.get(column) or '-') for column in COLUMNS)} |"
+def format_row(row: dict[str, str]) -> list[str]:
+    """Return the cells of a row, without the sentences."""
+    return [shorten(row.get(column) or "-") for column in COLUMNS]
 
 
 def shorten(cell: str) -> str:
@@ -224,19 +225,18 @@ def shorten(cell: str) -> str:
     return next((end for end in ends if cell.startswith(f"{end}:") or f": {end}:" in cell), cell)
 
 
-def print_table(rows: list[dict[str, str]]) -> None:
-    """The table, how many rows of each group did what, and the sentences of those that did not."""
-    print(f"| {' | '.join(COLUMNS)} |")
-    print(f"|{' --- |' * len(COLUMNS)}")
-    for row in rows:
-        print(format_row(row))
+def print_tables(rows: list[dict[str, str]], results: Results) -> None:
+    """Print the rows, how many of each group did what, and the sentences of those that did not."""
+    results.table("families", COLUMNS, [format_row(row) for row in rows])
     print()
+    results.begin("groups", ["group", "families", "compressed and served", "pruned", "faults"])
     for group in GROUPS:
         own = [row for row in rows if row["group"] == group]
         done = sum(row.get("compress") == "done" and row.get("endpoint") == "equal" for row in own)
         pruned = sum((row.get("reload") or "").startswith("equal") for row in own)
         faults = sum("failed:" in str(row) or "wrong:" in str(row) for row in own)
-        print(f"{group}: {len(own)} families, {done} compressed and served, {pruned} pruned, {faults} faults")
+        results.add("groups", [group, *map(str, (len(own), done, pruned, faults))])
+    print()
     for row in rows:
         for column in COLUMNS:
             if (cell := row.get(column) or "") != shorten(cell):

@@ -11,7 +11,6 @@ as one batch, less the time of writing one token. `--onnxruntime-genai` adds a m
 `python -m onnxruntime_genai.models.builder` made, `--llama-cpp NODE_MODULES MODEL.gguf` one in llama.cpp by itself.
 """
 
-import argparse
 import itertools
 import time
 from collections.abc import Iterator, Sequence
@@ -20,10 +19,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from generation_peers import Measure, Prompts, open_llama_cpp, open_onnxruntime_genai
+from results import Results, make_parser
 from transformers import AutoModelForCausalLM
 
 from laconic.artifacts.artifact import Artifact
-from laconic.hardware import this_machine
 from laconic.registry import resolve
 from laconic.runtimes.generator import GenerationRequest, Generator, Sampling
 from laconic.runtimes.openvino_decoder import OpenVinoDecoder
@@ -35,7 +34,7 @@ CACHE = 1 << 30
 
 def main() -> None:
     """Measure, and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("artifact", type=Path)
     parser.add_argument("--checkpoint", type=Path, default=None, help="the original, for transformers")
     parser.add_argument("--onnxruntime-genai", type=Path, default=None)
@@ -45,6 +44,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=48, help="written for each prompt")
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
+    results = Results("generation", publish=arguments.publish)
     torch.set_num_threads(1)
     ours = open_generators(arguments.artifact)
     vocabulary = ours["paged"].vocabulary
@@ -71,14 +71,13 @@ def main() -> None:
                 speed = measure(prompts)
                 if seed:  # the first round warms up
                     speeds[name, count].append(speed)
-    print(f"{this_machine().processor}, one thread, {arguments.prompt} + {arguments.tokens} tokens\n")
-    print("| tokens per second | " + " | ".join(f"{count} at once" for count in streams) + " |")
-    print("|---|" + "---|" * len(streams))
-    for name in measures:
-        print(f"| {name} | " + " | ".join(describe(speeds[name, count]) for count in streams) + " |")
-    print("\n| time to the first token, s | first prompt | second, same beginning | ratio |\n|---|---|---|---|")
+    rows = [[name, *(describe(speeds[name, count]) for count in streams)] for name in measures]
+    results.table("tokens per second", ["tokens per second", *(f"{count} at once" for count in streams)], rows)
+    print()
+    head = ["time to the first token, s", "first prompt", "second, same beginning", "ratio"]
+    results.begin("first token", head)
     for name, generator in generators.items():
-        print(f"| {name} | " + " | ".join(time_prefix(generator, vocabulary, arguments.rounds)) + " |")
+        results.add("first token", [name, *time_prefix(generator, vocabulary, arguments.rounds)])
 
 
 def describe(values: Sequence[float]) -> str:

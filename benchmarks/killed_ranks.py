@@ -8,7 +8,6 @@ agents with its only rank, after which three go on. It must take a step within 6
 most.
 """
 
-import argparse
 import os
 import random
 import re
@@ -22,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+from results import Results, make_parser
 
 from train.callbacks.journal import read_lines
 
@@ -31,21 +31,23 @@ START = 240.0
 
 
 def main() -> None:
-    """Kill, wait, print a line for each time."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Kill, wait, print a row for each time."""
+    parser = make_parser(__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("data", type=Path)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--lose", choices=["rank", "machine"], default="rank")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
+    results = Results("killed_ranks", publish=arguments.publish)
     dice, times = random.Random(arguments.seed), []
+    results.begin(arguments.lose, ["kill", "went on after, s", "steps lost", "verdict"])
     for number in range(arguments.kills):
         with tempfile.TemporaryDirectory() as folder:
             seconds, lost = kill_once(arguments.model, arguments.data, Path(folder), arguments.lose, dice)
         times.append(seconds)
-        verdict = "" if seconds <= LIMIT and lost <= EVERY else "  TOO MUCH"
-        print(f"{number + 1:2}: went on after {seconds:4.1f} s, {lost} steps lost{verdict}", flush=True)
+        verdict = "within the limits" if seconds <= LIMIT and lost <= EVERY else "**too much**"
+        results.add(arguments.lose, [str(number + 1), f"{seconds:.1f}", str(lost), verdict])
     good = sum(seconds <= LIMIT for seconds in times)
     print(f"{good} of {len(times)} went on within {LIMIT:.0f} s; median {sorted(times)[len(times) // 2]:.1f} s")
 

@@ -16,13 +16,13 @@ are predicted for the same means here.
 Then the memory of each rank of a fleet that shares an 8 B Llama in shards, as one process predicts it.
 """
 
-import argparse
 import time
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 import training as shared
+from results import Results, make_parser
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 from training import Model, settings, spoken
@@ -111,31 +111,25 @@ def usual(subject: MetaModel) -> MetaModel:
     return UsualModel(**vars(subject))
 
 
-def table(model: Model, rates: DeviceRates) -> None:
-    """Print a line for each combination."""
+def compare(model: Model, rates: DeviceRates, results: Results) -> None:
+    """Print a row for each combination."""
     plain: MemoryPrediction | None = None
-    print(
-        f"{model.name}, {model.subject.parameters / 1e9:.2f} B parameters, {ROWS} rows of {TOKENS} tokens; GiB\n\n"
-        f"| losses | techniques | device | less | host | less in all | parameters | gradients | optimizer "
-        f"| activations | temporaries | step time |\n|{' --- |' * 12}"
-    )
+    print(f"{model.name}, {model.subject.parameters / 1e9:.2f} B parameters, {ROWS} rows of {TOKENS} tokens; GiB\n")
+    parts = ("parameters", "gradients", "optimizer", "activations", "temporaries")
+    head = ["losses", "techniques", "device", "less", "host", "less in all", *parts, "step time"]
+    results.begin("techniques", head)
     for kind, choice, optimizer in TABLE:
         training = settings(choice, optimizer, ROWS)
         subject = usual(model.subject) if kind == USUAL else model.subject
         found = predict(subject, training, TOKENS, rates)
         plain = plain or found
-        parts = [f"{size / GIB:.2f}" for size in found.at_peak.values()]
         cells = [kind, spoken(training), f"{found.peak / GIB:.2f}", f"{plain.peak / found.peak:.1f}x"]
-        cells += [
-            f"{found.host / GIB:.2f}",
-            f"{plain.total / found.total:.1f}x",
-            *parts,
-            f"{found.seconds / plain.seconds:.2f}x",
-        ]
-        print(f"| {' | '.join(cells)} |", flush=True)
+        cells += [f"{found.host / GIB:.2f}", f"{plain.total / found.total:.1f}x"]
+        cells += [f"{size / GIB:.2f}" for size in found.at_peak.values()]
+        results.add("techniques", [*cells, f"{found.seconds / plain.seconds:.2f}x"])
 
 
-def peers(model: Model, rates: DeviceRates) -> None:
+def peers(model: Model, rates: DeviceRates, results: Results) -> None:
     """Print what FSDP2 and DeepSpeed take on one device, with gradient checkpointing and fused attention; and with
     micro-batches of one row and a fused linear cross-entropy, as Liger Kernel has it."""
     subject = usual(model.subject)
@@ -160,18 +154,18 @@ def peers(model: Model, rates: DeviceRates) -> None:
             parts = predict(subject, settings((*means, "bf16", *more), "adamw", ROWS), TOKENS, rates).phases
             beside = max(each["activations"] + each["temporaries"] for each in parts.values())
             lines.append(("near", f"{name}{words}", device + beside, host))
-    print(f"\n| losses | tool, with gradient checkpointing | device | less | host | less in all |\n|{' --- |' * 6}")
-    for kind, name, device_bytes, host_bytes in lines:
-        print(
-            f"| {kind} | {name} | {device_bytes / GIB:.2f} | {plain.peak / device_bytes:.1f}x | {host_bytes / GIB:.2f} "
-            f"| {plain.total / (device_bytes + host_bytes):.1f}x |",
-            flush=True,
-        )
+    print()
+    results.begin("peers", ["losses", "tool, with gradient checkpointing", "device", "less", "host", "less in all"])
+    for kind, name, *sizes in lines:
+        cells = [kind, name, f"{sizes[0] / GIB:.2f}", f"{plain.peak / sizes[0]:.1f}x", f"{sizes[1] / GIB:.2f}"]
+        results.add("peers", [*cells, f"{plain.total / sum(sizes):.1f}x"])
 
 
-def speed(models: tuple[Model, ...], rates: DeviceRates) -> None:
+def speed(models: tuple[Model, ...], rates: DeviceRates, results: Results) -> None:
     """Print how long predictions take, and how far those from a few layers are from those of all layers."""
-    print("\n| parameters | combination | GiB | seconds | every layer simulated: seconds | apart |\n|" + " --- |" * 6)
+    head = ["parameters", "combination", "GiB", "seconds", "every layer simulated: seconds", "apart"]
+    print()
+    results.begin("speed", head)
     choices: tuple[tuple[Any, ...], ...] = ((), ("sdpa", "chunked-cross-entropy", "bf16", "gradient-checkpointing"))
     for model in models:
         size = f"{model.subject.parameters / 1e9:.2f} B"
@@ -179,16 +173,13 @@ def speed(models: tuple[Model, ...], rates: DeviceRates) -> None:
             training = settings(choice, "adamw", ROWS)
             seconds, found = timed(model, training, rates, whole=False)
             longer, whole = timed(model, training, rates, whole=True)
-            print(
-                f"| {size} | {spoken(training)} | {found.peak / GIB:.2f} | {seconds:.1f} | {longer:.1f} "
-                f"| {found.peak / whole.peak - 1:+.4%} |",
-                flush=True,
-            )
+            cells = [size, spoken(training), f"{found.peak / GIB:.2f}", f"{seconds:.1f}", f"{longer:.1f}"]
+            results.add("speed", [*cells, f"{found.peak / whole.peak - 1:+.4%}"])
         begin = time.perf_counter()
         tried = list_combinations(model.subject, Training(batch_size=ROWS), torch.device("cpu"))
         for candidate in tried:
             predict(model.subject, candidate.training, TOKENS, rates)
-        print(f"| {size} | all {len(tried)} of a plan | | {time.perf_counter() - begin:.1f} | | |", flush=True)
+        results.add("speed", [size, f"all {len(tried)} of a plan", "", f"{time.perf_counter() - begin:.1f}", "", ""])
 
 
 def timed(model: Model, training: Training, rates: DeviceRates, *, whole: bool) -> tuple[float, MemoryPrediction]:
@@ -198,41 +189,43 @@ def timed(model: Model, training: Training, rates: DeviceRates, *, whole: bool) 
     return time.perf_counter() - begin, found
 
 
-def fleet(model: Model, rates: DeviceRates) -> None:
+def fleet(model: Model, rates: DeviceRates, results: Results) -> None:
     """Print what a rank takes, by the number of ranks and how the shards are kept."""
     choice = ("sdpa", "gradient-checkpointing", "chunked-cross-entropy")
     print(
         f"\n{model.name}, {model.subject.parameters / 1e9:.2f} B parameters, one row of {TOKENS} tokens a rank, "
-        f"{' + '.join(choice)}; GiB of each\n\n| ranks | shards | device | host | seconds to say so |\n|{' --- |' * 5}"
+        f"{' + '.join(choice)}; GiB of each\n"
     )
+    results.begin("fleet", ["ranks", "shards", "device", "host", "seconds to say so"])
     for world in RANKS:
         for mesh in MESHES:
             training = settings(choice, "adamw", world).model_copy(update={"mesh": mesh})
             begin = time.perf_counter()
             found = predict_rank(model.subject, training, TOKENS, rates, world)
             kind = f"{mesh.precision or 'fp32'}{', on the host' if mesh.offload else ''}"
-            sizes = f"{found.peak / GIB:.2f} | {found.host / GIB:.2f}"
-            print(f"| {world} | {kind} | {sizes} | {time.perf_counter() - begin:.0f} |", flush=True)
+            sizes = [f"{found.peak / GIB:.2f}", f"{found.host / GIB:.2f}"]
+            results.add("fleet", [str(world), kind, *sizes, f"{time.perf_counter() - begin:.0f}"])
 
 
 def main() -> None:
     """Predict and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--only", choices=PARTS, help="one part of it")
     parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where configs go")
     arguments = parser.parse_args()
+    results = Results("large", publish=arguments.publish)
     parts = (arguments.only,) if arguments.only else PARTS
     rates = measure_rates(torch.device("cpu"))
     gpt = shared.gpt(arguments.cache, width=2048, layers=20, heads=16, words=50257, batch=ROWS, length=TOKENS)
     llama = shared.llama(arguments.cache, ROWS, TOKENS)
     if "table" in parts:
-        table(gpt, rates)
+        compare(gpt, rates, results)
     if "peers" in parts:
-        peers(gpt, rates)
+        peers(gpt, rates, results)
     if "speed" in parts:
-        speed((gpt, llama), rates)
+        speed((gpt, llama), rates, results)
     if "fleet" in parts:
-        fleet(llama, rates)
+        fleet(llama, rates, results)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ Figures are of all ranks together, beyond what they take with a model of almost 
 in FP32: memory that the system cannot reclaim at its peak and when the weights are spread, and mapped pages of files.
 """
 
-import argparse
 import json
 import multiprocessing
 import os
@@ -22,6 +21,7 @@ from typing import Any
 
 import torch
 import transformers
+from results import Results, make_parser
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from laconic.cache import Cache
@@ -123,12 +123,13 @@ def measure(world: int, folder: Path, mesh: Mapping[str, Any]) -> Reading:
 
 def main() -> None:
     """Print a row for each axis, number of ranks and precision of the weight file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--axes", nargs="+", default=list(AXES), choices=list(AXES))
     options = parser.parse_args()
-    print("| weight file | mesh | peak | spread | mapped pages |\n|---|---|---|---|---|")
+    results = Results("loading_memory", publish=options.publish)
+    results.begin("memory", ["weight file", "mesh", "peak", "spread", "mapped pages"])
     for dtype in options.dtypes:
         with tempfile.TemporaryDirectory() as name:
             folders = {"small": Path(name) / "small", "large": Path(name) / "large"}
@@ -138,7 +139,7 @@ def main() -> None:
                 for world in options.ranks:
                     small, large = (measure(world, folder, {axis: world}) for folder in folders.values())
                     cells = [f"{(more - less) / size:.2f}" for less, more in zip(small, large, strict=True)]
-                    print(f"| {dtype} | {axis} {world} | {' | '.join(cells)} |", flush=True)
+                    results.add("memory", [dtype, f"{axis} {world}", *cells])
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ Accelerate (`accelerate estimate-memory`) and DeepSpeed (`estimate_zero2_model_s
 weights are on the host) say, which know of weights, gradients and the optimizer; DeepSpeed's where it is installed.
 """
 
-import argparse
 import contextlib
 import gc
 import importlib
@@ -23,6 +22,7 @@ from pathlib import Path
 import torch
 import training as shared
 from allocator import AllocatedPeaks, measure_allocated_peaks
+from results import Results, make_parser
 from training import Model, spoken
 
 from laconic.errors import MissingPackage, RecipeError
@@ -36,6 +36,10 @@ from train.step_assembly import make_step_parts
 
 CPU = torch.device("cpu")
 MIB = 2**20
+HEAD = (
+    "combination", "predicted", "watched", "error", "allocator", "error", "host, predicted", "host, allocator", "error",
+    "Accelerate", "DeepSpeed",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -130,22 +134,22 @@ def models(folder: Path) -> tuple[Model, ...]:
     )
 
 
-def table(model: Model, rates: DeviceRates, *, fast: bool) -> list[Line]:
+def compare(model: Model, rates: DeviceRates, results: Results, *, fast: bool) -> None:
     """Print the lines of a model, and what they come to."""
     peers, lines = Peers(model), []
     print(
         f"\n{model.name}, {model.subject.parameters / 1e6:.1f} M parameters, batch {model.batch}"
-        f"{f', {model.length} tokens' if model.length > 1 else ''}; MiB\n\n"
-        f"| combination | predicted | watched | error | allocator | error | host, predicted | host, allocator "
-        f"| error | Accelerate | DeepSpeed |\n|{' --- |' * 11}"
+        f"{f', {model.length} tokens' if model.length > 1 else ''}; MiB\n"
     )
+    results.begin(model.name, HEAD)
     for number, training in enumerate(model.combinations()):
         if fast and number % 3:
             continue
         try:
             line = measured(model, training, rates)
         except (RecipeError, MissingPackage) as error:
-            print(f"| {spoken(training)} | does not apply: {str(error).partition('.')[0]} |{' |' * 9}", flush=True)
+            refusal = f"does not apply: {str(error).partition('.')[0]}"
+            results.add(model.name, [spoken(training), refusal, *[""] * (len(HEAD) - 2)])
             continue
         lines.append(line)
         device, host, _ = line.allocated
@@ -156,9 +160,8 @@ def table(model: Model, rates: DeviceRates, *, fast: bool) -> list[Line]:
             for guess in (peers.accelerate(training), peers.deepspeed(training))
         ]
         cells = [line.name, *sizes[:2], errors[0], sizes[2], errors[1], *sizes[3:], errors[2], *others]
-        print(f"| {' | '.join(cells)} |", flush=True)
+        results.add(model.name, cells)
     summary(model, lines)
-    return lines
 
 
 def summary(model: Model, lines: list[Line]) -> None:
@@ -178,17 +181,18 @@ def summary(model: Model, lines: list[Line]) -> None:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--only", help="one model, by its name")
     parser.add_argument("--fast", action="store_true", help="every third combination")
     parser.add_argument("--without-onednn", action="store_true", help="let PyTorch's own kernels compute convolutions")
     parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where configs go")
     arguments = parser.parse_args()
+    results = Results("memory", publish=arguments.publish)
     rates, begin = measure_rates(CPU), time.perf_counter()
     with torch.backends.mkldnn.flags(enabled=not arguments.without_onednn):
         for model in models(arguments.cache):
             if arguments.only in (None, model.name):
-                table(model, rates, fast=arguments.fast)
+                compare(model, rates, results, fast=arguments.fast)
     print(f"\n{time.perf_counter() - begin:.0f} s.")
 
 

@@ -6,7 +6,6 @@ Ten steps without dropout, rows of unequal numbers of tokens, clipping on, AdamW
 difference from one process, over all steps. The ranks are processes of this machine, connected by gloo.
 """
 
-import argparse
 import json
 import multiprocessing
 import multiprocessing.connection
@@ -21,6 +20,7 @@ from typing import Any
 
 import torch
 import transformers
+from results import Results, make_parser
 from torch import nn
 
 from laconic.errors import RecipeError
@@ -217,17 +217,18 @@ def run_world(world: int, cases: Sequence[Case], folder: Path) -> dict[str, Any]
 
 def main() -> None:
     """Print a table with a row for each model and mesh, and a column for each variant."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--meshes", nargs="+", default=list(MESHES), choices=list(MESHES))
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
     options = parser.parse_args()
+    results = Results("mesh_losses", publish=options.publish)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         pairs = [(model, variant) for model in options.models for variant in options.variants]
         depths = {count_layers(mesh) for mesh in options.meshes}
         alone = run_world(1, [(model, layers, "", variant) for model, variant in pairs for layers in depths], folder)
-        print(f"| model | mesh | {' | '.join(options.variants)} |\n|---|---|{'---|' * len(options.variants)}")
+        results.begin("losses", ["model", "mesh", *options.variants])
         worlds: dict[int, list[Case]] = {}
         for mesh in options.meshes:
             world = prod(size for size in MESHES[mesh].values() if isinstance(size, int))
@@ -249,11 +250,11 @@ def main() -> None:
                     )
                     if run["pipeline"]:
                         bubbles[model, mesh, int(run["pipeline"][0])] = float(run["pipeline"][1])
-                print(f"| {model} | {mesh} | {' | '.join(cells)} |", flush=True)
+                results.add("losses", [model, mesh, *cells])
         if bubbles:
-            print("\n| model | mesh | micro-batches | bubble |\n|---|---|---|---|")
-        for (model, mesh, number), bubble in bubbles.items():
-            print(f"| {model} | {mesh} | {number} | {bubble:.1%} |")
+            print()
+            rows = [[model, mesh, str(number), f"{bubble:.1%}"] for (model, mesh, number), bubble in bubbles.items()]
+            results.table("bubbles", ["model", "mesh", "micro-batches", "bubble"], rows)
 
 
 def find_benchmarks() -> None:

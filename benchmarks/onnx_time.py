@@ -7,7 +7,6 @@ Each starts with an empty cache. The file's own inference is ONNX Runtime with o
 process tree just before. Prints wall and processor seconds, since other programs on the machine lengthen the former.
 """
 
-import argparse
 import os
 import resource
 import subprocess
@@ -18,6 +17,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import onnxruntime as ort
 from onnx_packages import PACKAGES, fetch
+from results import Results, make_parser
 
 from laconic.arrays import Arrays
 
@@ -52,13 +52,14 @@ def time_compress(path: Path, samples: Path, scratch: Path) -> tuple[float, floa
 
 def main() -> None:
     """Print a Markdown table with a row for each model."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--only", nargs="*", default=list(SHAPES))
     parser.add_argument("--folder", type=Path, default=Path(".onnx-packages"))
     options = parser.parse_args()
     options.folder.mkdir(exist_ok=True)
-    print("| model | samples | own inference, s (processor) | budget, s | compress, s (processor) | load |")
-    print("|---|---|---|---|---|---|")
+    results = Results("onnx_time", publish=options.publish)
+    head = ["model", "samples", "own inference, s (processor)", "budget, s", "compress, s (processor)", "load"]
+    results.begin("time", head)
     for name in options.only:
         path, inputs = fetch(PACKAGES[name], options.folder), PACKAGES[name].make(SHAPES[name])
         with TemporaryDirectory() as scratch:
@@ -66,11 +67,8 @@ def main() -> None:
             np.savez(samples, **inputs)  # type: ignore[arg-type]
             own, own_processor = time_original(path, inputs)
             wall, processor = time_compress(path, samples, Path(scratch))
-        print(
-            f"| {name} | {SHAPES[name]} | {own:.1f} ({own_processor:.1f}) | {4 * own + 60:.0f} | {wall:.0f} "
-            f"({processor:.0f}) | {os.getloadavg()[0]:.1f} |",
-            flush=True,
-        )
+        cells = [name, str(SHAPES[name]), f"{own:.1f} ({own_processor:.1f})", f"{4 * own + 60:.0f}"]
+        results.add("time", [*cells, f"{wall:.0f} ({processor:.0f})", f"{os.getloadavg()[0]:.1f}"])
 
 
 if __name__ == "__main__":

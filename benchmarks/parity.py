@@ -9,7 +9,6 @@ nothing has learned from, within what five seeds of plain training span. What is
 done again: a run that was interrupted goes on. Dropout is off, since it is drawn in another order where a batch is cut.
 """
 
-import argparse
 import copy
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +20,7 @@ from typing import Any
 
 import studies
 import torch
+from results import Results, make_parser, run_git
 from studies import Study
 
 from laconic import registry
@@ -152,16 +152,16 @@ def apart(runs: list[dict[str, Any]], plain: list[dict[str, Any]], steps: int | 
     )
 
 
-def line(study: Study, trial: Trial, runs: list[dict[str, Any]], plain: list[dict[str, Any]]) -> str:
+def line(study: Study, trial: Trial, runs: list[dict[str, Any]], plain: list[dict[str, Any]]) -> list[str]:
     """The cells of a trial."""
     if "refused" in runs[0]:
-        return f"| {trial.name} | | | | | does not apply: {runs[0]['refused'].partition('.')[0]} |"
+        return [trial.name, "", "", "", "", f"does not apply: {runs[0]['refused'].partition('.')[0]}"]
     low, high = span(plain)
     steps = len(runs[0]["losses"])
     cells = [trial.name, f"{len(runs)} x {steps}", f"{apart(runs, plain, EARLY):.1e}", f"{apart(runs, plain):.1e}"]
     if steps < (study.training.steps or 0):
         same = apart(runs, plain, EARLY) <= CLOSE
-        return f"| {' | '.join(cells)} | | {'same' if same else '**NOT the same**'} |"
+        return [*cells, "", "same" if same else "**NOT the same**"]
     losses = [one["figures"]["loss"] for one in runs]
     figures = [next(iter(value for key, value in one["figures"].items() if key != "loss")) for one in runs]
     cells.append(f"{mean(losses):.4f} ({min(losses):.4f} to {max(losses):.4f}), {mean(figures):.4f}")
@@ -171,7 +171,7 @@ def line(study: Study, trial: Trial, runs: list[dict[str, Any]], plain: list[dic
         paired = plain[0]["figures"]["loss"]
         same = apart(runs, plain, EARLY) <= CLOSE
         verdict = f"{'same' if same else '**NOT the same**'}; held-out loss {losses[0] - paired:+.1e} from plain"
-    return f"| {' | '.join(cells)} | {verdict} |"
+    return [*cells, verdict]
 
 
 def span(plain: list[dict[str, Any]]) -> tuple[float, float]:
@@ -182,13 +182,15 @@ def span(plain: list[dict[str, Any]]) -> tuple[float, float]:
 
 def main() -> None:
     """Train and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--study", choices=("minilm", "digits", "language"), help="one study alone")
     parser.add_argument("--only", help="one trial alone, by its name, beside plain training")
     parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where inputs and results go")
     arguments = parser.parse_args()
+    results = Results("parity", publish=arguments.publish)
     arguments.cache.mkdir(parents=True, exist_ok=True)
-    cache = Cache(arguments.cache / "parity")
+    commit = run_git("rev-parse", "HEAD") if arguments.publish else ""  # a published figure is of no older code
+    cache = Cache(arguments.cache / "parity" / commit)
     makers: dict[str, Callable[[], Study]] = {
         "digits": studies.digits,
         "language": lambda: studies.language(arguments.cache),
@@ -200,17 +202,17 @@ def main() -> None:
         study = make()
         print(
             f"\n{study.name}: {len(study.learn)} samples, {len(study.held)} held back, "
-            f"batch {study.training.batch_size}\n\n"
-            f"| techniques | seeds x steps | apart, first {EARLY} steps | apart, all steps "
-            f"| held-out loss, {'perplexity' if name == 'language' else 'accuracy'} | verdict |\n"
-            f"| --- | --- | --- | --- | --- | --- |"
+            f"batch {study.training.batch_size}\n"
         )
+        figure = f"held-out loss, {'perplexity' if name == 'language' else 'accuracy'}"
+        head = ["techniques", "seeds x steps", f"apart, first {EARLY} steps", "apart, all steps", figure, "verdict"]
+        results.begin(name, head)
         plain: list[dict[str, Any]] = []
         for trial in trials(study):
             if arguments.only in (None, trial.name) or trial.name == PLAIN:
                 runs = found(study, trial, cache)
                 plain = plain or runs
-                print(line(study, trial, runs, plain), flush=True)
+                results.add(name, line(study, trial, runs, plain))
 
 
 if __name__ == "__main__":

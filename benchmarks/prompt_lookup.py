@@ -8,7 +8,6 @@ engine that steps the decoder answers them greedily with drafts and without, in 
 nothing. Times are those of this process, on one thread: seconds of the processor behind the first token.
 """
 
-import argparse
 import inspect
 import itertools
 import textwrap
@@ -18,15 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from results import Results, make_parser
 
 from laconic.artifacts.artifact import Artifact
-from laconic.hardware import this_machine
 from laconic.runtimes.generator import GenerationRequest, Generator, Sampling, TokenEvent
 from laconic.runtimes.grammar import grammar_of_schema
 from laconic.runtimes.openvino_decoder import OpenVinoDecoder
 from laconic.runtimes.openvino_genai import OpenVinoGenAi
 
 CACHE = 1 << 30
+HEAD = (
+    "answers", "drafted a token", "of these right", "tokens/s, plain", "with drafts", "ratio", "paged", "same text",
+)  # fmt: skip
 SUBJECTS: Sequence[Callable[..., Any]] = (
     textwrap.dedent, textwrap.shorten, inspect.cleandoc, inspect.getmodule, itertools.groupby, time.strftime,
 )  # fmt: skip
@@ -48,11 +50,12 @@ class Undrafted(OpenVinoDecoder):
 
 def main() -> None:
     """Measure, and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("artifact", type=Path)
     parser.add_argument("--tokens", type=int, default=128, help="most tokens of an answer")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
+    results = Results("prompt_lookup", publish=arguments.publish)
     artifact = Artifact.load(arguments.artifact)
     task: Any = artifact.task()
     placement = artifact.manifest.placements[0]
@@ -60,15 +63,13 @@ def main() -> None:
     model, tokenizer = arguments.artifact / placement.model, arguments.artifact / "tokenizer.json"
     drafting, plain = (kind(model, **options, tokenizer=tokenizer) for kind in (OpenVinoDecoder, Undrafted))
     paged = OpenVinoGenAi(model, **options)
-    print(f"{this_machine().processor}, one thread, {len(SUBJECTS)} questions a kind, {arguments.rounds} rounds\n")
-    print("| answers | drafted a token | of these right | tokens/s, plain | with drafts | ratio | paged | same text |")
-    print("|---|---|---|---|---|---|---|---|")
+    results.begin("drafts", HEAD)
     for kind, questions in list_questions().items():
         stop = tuple(task.settings.eos_token_id)
         grammar = grammar_of_schema(FACTS) if kind == "JSON" else ""
         sampling = Sampling(arguments.tokens, stop_token_ids=stop, grammar=grammar)
         prompts = [encode(task, question) for question in questions]
-        print(f"| {kind} " + compare(prompts, sampling, drafting, plain, paged, arguments.rounds), flush=True)
+        results.add("drafts", [kind, *compare(prompts, sampling, drafting, plain, paged, arguments.rounds)])
 
 
 def list_questions() -> dict[str, Sequence[str]]:
@@ -96,7 +97,7 @@ def compare(
     plain: Generator,
     paged: Generator,
     rounds: int,
-) -> str:
+) -> list[str]:
     """Return the columns of one kind: medians over rounds, the ratio with its quartiles."""
     engines = [plain, drafting] if sampling.grammar else [plain, drafting, paged]
     speeds: list[list[float]] = []
@@ -119,8 +120,7 @@ def compare(
     low, ratio, high = np.quantile(table[:, 1] / table[:, 0], [0.25, 0.5, 0.75])
     medians = [f"{value:.1f}" for value in np.median(table, axis=0)] + ["", ""]
     cells = [f"{drafted / written:.2f}", f"{accepted / max(1, drafted):.2f}", medians[0], medians[1]]
-    cells += [f"{ratio:.2f} ({low:.2f} to {high:.2f})", medians[2], f"{equal} of {len(prompts)}"]
-    return "| " + " | ".join(cells) + " |"
+    return [*cells, f"{ratio:.2f} ({low:.2f} to {high:.2f})", medians[2], f"{equal} of {len(prompts)}"]
 
 
 numbers: Iterator[int] = itertools.count()

@@ -5,8 +5,6 @@
 Each row is a model of its own, cut from the original; texts that it is judged by are not those that it is cut on.
 """
 
-import argparse
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from results import Results, make_parser
 
 from compress.prune.layers import Layers
 from compress.prune.unit_pruning import Ffn, Heads
@@ -82,20 +81,21 @@ def context_of(checkpoint: Checkpoint, calibrate: Dataset, choose: Dataset, fold
     )
 
 
-def main(arguments: Sequence[str]) -> None:
+def main() -> None:
     """Print the table, a row as soon as it is there."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("texts", type=Path)
     parser.add_argument("--samples", type=int, default=1024)
     parser.add_argument("--only", default="")
-    given = parser.parse_args(arguments)
+    given = parser.parse_args()
+    results = Results("prune", publish=given.publish)
     original = load_source(given.model)
     parts = split(read(given.texts, original.task), {"calibrate": 0.8, "choose": 0.1, "evaluate": 0.1})
     unseen = parts["evaluate"].take(300)
     reference = ask(original, unseen)
     pairs = np.triu_indices(len(reference), 1)
-    print("| cut | cosine | Spearman | units left, by block | seconds |\n|---|---|---|---|---|", flush=True)
+    results.begin("cuts", ["cut", "cosine", "Spearman", "units left, by block", "seconds"])
     with tempfile.TemporaryDirectory() as folder:
         context = context_of(original, parts["calibrate"], parts["choose"].take(64), Path(folder))
         for name, stages in ROWS.items():
@@ -111,8 +111,8 @@ def main(arguments: Sequence[str]) -> None:
                 " ".join(str(site.units) for site in anatomy(one.module).of(kind)) for kind in ("heads", "ffn")
             )
             mean = float(cosine(reference, found).mean())
-            print(f"| {name} | {mean:.4f} | {alike:.4f} | {left} | {seconds:.0f} |", flush=True)
+            results.add("cuts", [name, f"{mean:.4f}", f"{alike:.4f}", left, f"{seconds:.0f}"])
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

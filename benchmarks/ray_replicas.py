@@ -7,7 +7,6 @@ after status 500, 502 and 503: HAProxy answers 500 for a replica that is gone. `
 own proxy and the server without Ray; with an echo for an artifact it shows what Ray costs.
 """
 
-import argparse
 import asyncio
 import json
 import os
@@ -23,7 +22,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 import psutil
-from results import print_machine
+from results import Results, make_parser
 
 from laconic.commands.load import find_model
 from laconic.loadtest.http_client import ConnectionFailed, HttpClient
@@ -177,25 +176,25 @@ def describe(tally: Tally) -> str:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("artifact")
     parser.add_argument("what", nargs="*", default=["same", "killed", "scaled", "rates"])
     arguments = parser.parse_args()
-    artifact = arguments.artifact
-    print_machine()
+    artifact, results = arguments.artifact, Results("ray_replicas", publish=arguments.publish)
+    results.begin("replicas", ["what", "figures"])
     if {"same", "killed"} & set(arguments.what):
         with serving(artifact, "--on", "ray", "--replicas", "2") as served:
             if "same" in arguments.what:
                 bodies = asyncio.run(ask(served, 1, 3)).bodies
                 with serving(artifact, "--threads", "1") as bare:
                     same = asyncio.run(ask(bare, 1, 3)).bodies == bodies and len(bodies) == 1
-                print("same bytes as without Ray:", same, flush=True)
+                results.add("replicas", ["same bytes as without Ray", str(same)])
             if "killed" in arguments.what:
-                print("killed:", describe(measure_kill(served, 20.0)), flush=True)
+                results.add("replicas", ["killed", describe(measure_kill(served, 20.0))])
     if "scaled" in arguments.what:
         with serving(artifact, "--on", "ray", *SCALING) as served:
             tally, most, last = measure_scaling(served)
-            print(f"scaled: 1 to {most} to {last} replicas:", describe(tally), flush=True)
+            results.add("replicas", [f"scaled: 1 to {most} to {last} replicas", describe(tally)])
     if "rates" in arguments.what:
         for name, options, proxy in (
             ("without Ray", ["--threads", "1"], "1"),
@@ -204,7 +203,7 @@ def main() -> None:
         ):
             with serving(artifact, *options, RAY_SERVE_ENABLE_HA_PROXY=proxy) as served:
                 asyncio.run(ask(served, 4, 1))
-                print(f"{name}: {asyncio.run(load(served))}", flush=True)
+                results.add("replicas", [name, asyncio.run(load(served))])
 
 
 if __name__ == "__main__":

@@ -4,16 +4,17 @@ python benchmarks/ready.py image-classification
 python benchmarks/ready.py text-classification
 """
 
-import argparse
 from pathlib import Path
 from typing import Any
 
 from classifier import classifier
+from results import Results, make_parser
 from search import digits
 
 from compress.pipeline import compress
+from laconic import registry
+from laconic.artifacts.gain import list_gains
 from laconic.cache import Cache
-from laconic.commands.tables import print_compressed
 from laconic.config import read_yaml
 from laconic.recipes.ready import find_recipe
 from laconic.recipes.recipe import Recipe
@@ -25,11 +26,12 @@ MODELS = {"image-classification": digits, "text-classification": classifier}
 
 
 def main() -> None:
-    """Compress, and print the table that `laconic compress` prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Compress, and print the figures that `laconic compress` prints."""
+    parser = make_parser(__doc__)
     parser.add_argument("recipe", choices=sorted(MODELS))
     parser.add_argument("--folder", type=Path, default=Path("ready-benchmark"))
     given = parser.parse_args()
+    results = Results("ready", publish=given.publish)
     given.folder.mkdir(parents=True, exist_ok=True)
     model: dict[str, Any] = MODELS[given.recipe](given.folder)
     model.pop("heal", None)  # the recipe says how it heals
@@ -37,7 +39,10 @@ def main() -> None:
     goal = {**ready.get("goal", {}), "max_drop": DROP}
     recipe = Recipe.parse({**ready, **model, "goal": goal})
     made = compress(recipe, given.folder / f"{given.recipe}.laconic", cache=Cache(given.folder / "cache"))
-    print_compressed(made.artifact)
+    manifest = made.artifact.manifest
+    gains = list_gains(manifest, made.artifact.measured, registry.resolve("task", manifest.task).metric)
+    rows = [[gain.figure, gain.original, gain.artifact, gain.change] for gain in gains]
+    results.table(given.recipe, ["", "original", "artifact", ""], rows)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ python benchmarks/slim.py channels --keep 0.5
 python benchmarks/slim.py factorize --model branches
 """
 
-import argparse
 import copy
 import tempfile
 import time
@@ -16,6 +15,7 @@ import numpy as np
 import torch
 import torch_pruning
 from digits import GIVEN, SEEN, build
+from results import Results, make_parser
 from sklearn.datasets import load_digits
 from torch import nn
 
@@ -198,13 +198,14 @@ def of_factors(_: list[float]) -> Iterator[tuple[str, Change]]:
 
 def main() -> None:
     """Print the rows of a table, one as soon as it is known."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("part", choices=["channels", "factorize"])
     parser.add_argument("--model", choices=sorted(MODELS), default="residual")
     parser.add_argument("--keep", type=float, nargs="*", default=[0.75, 0.5, 0.25])
     parser.add_argument("--only", default="", help="rows whose name has this in it")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "laconic-slim")
     options = parser.parse_args()
+    results = Results("slim", publish=options.publish)
     torch.set_num_threads(1)
     options.work.mkdir(parents=True, exist_ok=True)
     images, labels = data()
@@ -215,8 +216,9 @@ def main() -> None:
     )
     context = context_of(checkpoint, given, options.work)
     before = cost(checkpoint.module)
-    print("| | accuracy | weights | multiplications | s |\n| --- | --- | --- | --- | --- |")
-    print(f"| as it was | {accuracy(checkpoint, judge):.3f} | {before[0]:,} | {before[1]:,} | |", flush=True)
+    results.begin(options.part, ["", "accuracy", "weights", "multiplications", "s"])
+    whole = [f"{accuracy(checkpoint, judge):.3f}", f"{before[0]:,}", f"{before[1]:,}"]
+    results.add(options.part, ["as it was", *whole, ""])
     for name, change in {"channels": of_channels, "factorize": of_factors}[options.part](options.keep):
         if options.only not in name:
             continue
@@ -224,11 +226,11 @@ def main() -> None:
         try:
             found = change(checkpoint, context)
         except UsageError as error:
-            print(f"| {name} | {error} |", flush=True)
+            results.add(options.part, [name, str(error), "", "", ""])
             continue
         seconds = time.process_time() - start
-        weights, work = (after / whole for after, whole in zip(cost(found.module), before, strict=True))
-        print(f"| {name} | {accuracy(found, judge):.3f} | {weights:.0%} | {work:.0%} | {seconds:.1f} |", flush=True)
+        left = [f"{after / first:.0%}" for after, first in zip(cost(found.module), before, strict=True)]
+        results.add(options.part, [name, f"{accuracy(found, judge):.3f}", *left, f"{seconds:.1f}"])
 
 
 if __name__ == "__main__":

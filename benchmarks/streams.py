@@ -9,7 +9,6 @@ falls on both alike. A rate is all tokens over the time from the first prompt to
 the reading of the prompts in it, and so has the other.
 """
 
-import argparse
 import asyncio
 import json
 import multiprocessing
@@ -18,10 +17,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
+from results import Results, make_parser
 from server import Served
 
 from laconic.artifacts.artifact import Artifact
-from laconic.hardware import this_machine
 from laconic.runtimes.generator import Sampling
 from laconic.runtimes.openvino import HINTS, find_compute, make_properties, ov
 from laconic.runtimes.openvino_genai import BLOCK_TOKENS, make_config, open_pipeline
@@ -32,8 +31,8 @@ Prompts = list[list[int]]
 
 
 def main() -> None:
-    """Measure, and print a line for each round."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Measure, and print a row for each round."""
+    parser = make_parser(__doc__)
     parser.add_argument("artifact", type=Path)
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--prompt", type=int, default=64, help="tokens of a prompt")
@@ -41,6 +40,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="of the engine")
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
+    results = Results("streams", publish=arguments.publish)
     artifact = Artifact.load(arguments.artifact)
     vocabulary = int(artifact.task().vocabulary)  # type: ignore[attr-defined]  # of a language model
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
@@ -51,8 +51,7 @@ def main() -> None:
     ours.recv()  # the engine is open
     settings = Settings(threads=arguments.threads, executors=1, unproven=True, max_waiting=arguments.clients)
     ratios: list[float] = []
-    print(f"{this_machine().processor}, {arguments.clients} clients, {arguments.prompt} + {arguments.tokens} tokens")
-    print("round  HTTP tokens/s  bare tokens/s  ratio  front's CPU us/token")
+    results.begin("rounds", ["round", "HTTP, tokens/s", "bare, tokens/s", "ratio", "front's CPU, us/token"])
     with Served(arguments.artifact, settings) as server:
         for seed in range(arguments.rounds + 1):
             rng = np.random.default_rng(seed)
@@ -65,11 +64,12 @@ def main() -> None:
             if seed:  # the first warms up
                 rate, bare_rate = tokens / seconds, bare_tokens / bare_seconds
                 ratios.append(rate / bare_rate)
-                print(f"{seed:5}  {rate:13.1f}  {bare_rate:13.1f}  {ratios[-1]:.3f}  {front:.0f}", flush=True)
+                rates = [f"{rate:.1f}", f"{bare_rate:.1f}", f"{ratios[-1]:.3f}", f"{front:.0f}"]
+                results.add("rounds", [str(seed), *rates])
     ours.send(None)
     bare.join()
     low, median, high = np.quantile(ratios, [0.25, 0.5, 0.75])
-    print(f"HTTP writes {median:.1%} of the bare engine's tokens per second ({low:.1%} to {high:.1%}, quartiles)")
+    results.add("rounds", ["median (quartiles)", "", "", f"{median:.3f} ({low:.3f} to {high:.3f})", ""])
 
 
 def run_bare(pipe: Connection, path: Path, threads: int, clients: int) -> None:

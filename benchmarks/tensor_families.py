@@ -11,10 +11,8 @@ import json
 import multiprocessing
 import os
 import socket
-import sys
 import tempfile
 import warnings
-from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from typing import Any
 import torch
 import transformers
 from mesh_losses import CPU, find_benchmarks, make_batch
+from results import Results, make_parser
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from laconic.models.language_model import LanguageModel
@@ -156,20 +155,25 @@ def run_type(name: str, folder: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text())) if path.is_file() else {"error": "did not end"}
 
 
-def main(names: Sequence[str]) -> None:
-    """Print a line for each type, and how many are equal."""
-    types = list(names) or list_types()
+def main() -> None:
+    """Print a row for each type, and how many are equal."""
+    parser = make_parser(__doc__)
+    parser.add_argument("names", nargs="*", help="types; default: all that have a plan")
+    arguments = parser.parse_args()
+    results = Results("tensor_families", publish=arguments.publish)
+    types = arguments.names or list_types()
     equal = 0
+    results.begin("types", ["type", "losses", "largest difference"])
     with tempfile.TemporaryDirectory() as folder:
         for name in types:
             figures = run_type(name, Path(folder))
             is_equal = figures.get("difference", 1.0) <= CLOSE
             equal += is_equal
             answer = figures.get("error") or f"{figures['difference']:.1e}"
-            print(f"| {name} | {'equal' if is_equal else 'differs'} | {answer} |", flush=True)
+            results.add("types", [name, "equal" if is_equal else "differs", answer])
     print(f"{equal} of {len(types)} equal to one process within {CLOSE:g}")
 
 
 if __name__ == "__main__":
     find_benchmarks()
-    main(sys.argv[1:])
+    main()

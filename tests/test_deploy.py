@@ -1,10 +1,10 @@
 """What operators copy from deploy/: manifests, alerts, the dashboard, nginx, compose."""
 
+import importlib
 import json
 import math
 import os
 import re
-import runpy
 import shutil
 import subprocess
 import threading
@@ -272,13 +272,17 @@ def test_compose_names_only_files_that_are_there_or_made_by_the_script_and_publi
 
 
 @pytest.mark.parametrize("fault", ["frozen", "restarted"])
-def test_behind_nginx_no_request_fails_while_a_server_freezes_or_stops(tmp_path: Path, fault: str) -> None:
+def test_behind_nginx_no_request_fails_while_a_server_freezes_or_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
     """The other faults, with figures: benchmarks/failover.py."""
     need("nginx", "nginx-light")
-    measure = runpy.run_path(str(HOME / "benchmarks/failover.py"))["measure"]
-    measure.__globals__.update(CLIENTS=4, SERVERS=2, PAUSE=0.05)
+    monkeypatch.syspath_prepend(HOME / "benchmarks")
+    failover = importlib.import_module("failover")
+    for name, value in {"CLIENTS": 4, "SERVERS": 2, "PAUSE": 0.05}.items():
+        monkeypatch.setattr(failover, name, value)
     artifact = write_artifact(tmp_path / "twice.laconic")
-    before, after = measure(fault, str(artifact), {"inputs": {"x": [1, 2, 3]}}, (0.5, 4.0))
+    before, after = failover.measure(fault, str(artifact), {"inputs": {"x": [1, 2, 3]}}, (0.5, 4.0))
     assert len(before) > 4
     assert {each.status for each in (*before, *after)} == {200}
     assert max(each.seconds for each in after) < 3 + 2.5

@@ -28,27 +28,6 @@ from train.step.compatibility import EXCLUSIVE_SLOTS, NEEDS
 HOME = Path(__file__).parents[1]
 DOCS = HOME / "docs"
 COMMANDS = typer.main.get_command(app).commands
-TABLES_BY_HAND = {
-    "adapters",
-    "batch_loader",
-    "coverage",
-    "dali_images",
-    "families",
-    "generation",
-    "large",
-    "loading_memory",
-    "memory",
-    "mesh_losses",
-    "mesh_table",
-    "onnx_packages",
-    "onnx_time",
-    "parity",
-    "prompt_lookup",
-    "prune",
-    "slim",
-    "tensor_families",
-}
-"""Benchmarks that do not keep their tables by benchmarks/results.py yet."""
 
 
 def page(name):
@@ -356,7 +335,7 @@ def test_benchmarks_print_their_tables_through_result_files():
     by_hand = re.compile(r"(?:print\(\s*f?|\\n)[\"']?\|| ?--- ?\|")
     texts = {path.stem: path.read_text(encoding="utf-8") for path in (HOME / "benchmarks").glob("*.py")}
     printing = {name for name, text in texts.items() if by_hand.search(text)}
-    assert printing <= TABLES_BY_HAND | {"results"}
+    assert printing == {"results"}
 
 
 def test_figures_of_uncommitted_code_are_not_published(monkeypatch):
