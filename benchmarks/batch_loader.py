@@ -113,12 +113,12 @@ def main() -> None:
     arguments = parser.parse_args()
     results = Results("batch_loader", publish=arguments.publish)
     counts = [int(count) for count in arguments.workers.split(",")]
-    results.begin("rates", ["data", "workers", "cache", "first batch, s", "rows/s"])
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for made in (images, docstrings):
             (folder / made.__name__).mkdir()
             dataset, task = made(folder / made.__name__, arguments.rows)
+            results.begin(made.__name__, [f"{made.__name__}: workers", "cache", "first batch, s", "rows/s"])
             places = ("none", "memory", "disk", "disk") if made is images else ("none",)
             for number, place in enumerate(places):
                 said = "disk, second run" if "disk" in places[:number] else place
@@ -126,7 +126,7 @@ def main() -> None:
                     # A folder for each count: only the second run finds what the first one kept.
                     kept = folder / f"cache{count}"
                     cells = measured(dataset, task, arguments.batch, arguments.epochs, kept, workers=count, cache=place)
-                    results.add("rates", [made.__name__, str(count), said, *cells])
+                    results.add(made.__name__, [str(count), said, *cells])
             print(f"\n{made.__name__}, found beside a step of {STEP:g} s: {searched(dataset, task, arguments.batch)}\n")
 
 
