@@ -187,7 +187,7 @@ def time_steps(artifact: Artifact, folder: Path, count: int, results: Results) -
             cases += [(adapting, list(range(1, rows + 1)))] if rows <= count else []
             times = [[time_step(engine, prompts, adapters) for engine, adapters in cases] for _ in range(3)]
             medians = [f"{1e3 * float(np.median(column)):.1f}" for column in zip(*times, strict=True)]
-            results.add("steps", [str(rows), *medians])
+            results.add("steps", [str(rows), *medians, ""][: len(head)])
 
 
 def time_step(engine: OpenVinoDecoder, prompts: list[list[int]], adapters: list[int]) -> float:

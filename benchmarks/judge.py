@@ -12,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 from inputs import model_folder, texts
+from looks import take_look
 from minilm import artifacts, ways
 from results import Results, make_parser
-from test_set import choose_texts
+from test_set import choose_texts, digest_texts
 
 from laconic.arrays import Array
 from laconic.artifacts.artifact import Artifact
@@ -23,6 +24,14 @@ from laconic.progress import Steps
 from laconic.runtimes.predict import predict
 from laconic.runtimes.runtime import Session
 from laconic.tasks.task import Task
+
+SAMPLES = "750 texts"
+DEPENDS = (
+    "benchmarks/judge.py", "benchmarks/minilm.py", "benchmarks/test_set.py", "compress/pipeline.py",
+    "compress/quantize", "compress/statistics", "export", "laconic/recipes", "laconic/runtimes/openvino.py",
+    "laconic/tasks/text_embedding.py", "constraints.txt",
+)  # fmt: skip
+"""What decides the figures; when it changes, those that stand on a test set count as older."""
 
 
 def main() -> None:
@@ -43,7 +52,9 @@ def main() -> None:
     made |= {f"`{path.stem}`": Artifact.load(path) for path in arguments.artifacts}
     with ExitStack() as stack:
         sessions = {name: session for name, session, _ in ways(source, made, folder, stack)}
+        figures = stack.enter_context(take_look(SAMPLES, digest_texts(chosen), DEPENDS))
         found = dict(judge(sessions, made["`export`"].task(), chosen))
+        figures |= {way: describe(row["all"]) for way, row in found.items()}
     print(f"{', '.join(f'{len(kind)} {name}' for name, kind in chosen.items())}: mean, 5th percentile, worst\n")
     results.table("judged", *judgement_rows(found))
 

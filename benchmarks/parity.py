@@ -20,7 +20,8 @@ from typing import Any
 
 import studies
 import torch
-from results import Results, make_parser, run_git
+from provenance import run_git
+from results import Results, make_parser
 from studies import Study
 
 from laconic import registry

@@ -4,30 +4,25 @@
 
 A benchmark that is run with --publish writes benchmarks/results/NAME.json: its tables, and the commit, the machine and
 the load that they were measured with. A page has the line `<!-- result: NAME TITLE -->` where one of the tables
-belongs; this command writes it there, with its conditions below. --check changes nothing, and fails where a page is
-out of date.
+belongs; this command writes it there, with its conditions below. The name `looks` stands for the ledger of looks at
+test sets (looks.py). --check changes nothing, and fails where a page is out of date.
 """
 
 import argparse
-import importlib.metadata
 import os
 import re
-import shlex
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from looks import render_looks
+from provenance import HOME, describe_command, list_changes, read_versions, run_git
 from pydantic import BaseModel, ConfigDict
 
 from laconic.hardware import Machine, this_machine
 
-HOME = Path(__file__).parents[1]
 FOLDER = HOME / "benchmarks" / "results"
-PACKAGES = ("torch", "onnxruntime", "openvino")
-UNPUBLISHED = ("benchmarks/results/", "docs/", "README.md", "CHANGELOG.md")
-"""Paths that no figure depends on, by their beginning."""
 BLOCK = re.compile(
     r"<!-- result: (?P<name>\S+) (?P<title>[^\n]+?) -->\n"
     r"(?:(?:(?!<!-- result: )[^\n]*\n)*?<!-- end of result -->\n)?"
@@ -132,11 +127,6 @@ def print_machine() -> Machine:
     return machine
 
 
-def read_versions() -> dict[str, str]:
-    """Read the versions of what computes."""
-    return {package: importlib.metadata.version(package) for package in PACKAGES}
-
-
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table in Markdown."""
     for cells in (head, ["---"] * len(head), *rows):
@@ -146,25 +136,6 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 def print_row(cells: Sequence[str]) -> None:
     """Print a row of a table in Markdown."""
     print(f"| {' | '.join(cells)} |", flush=True)
-
-
-def describe_command(words: Sequence[str]) -> str:
-    """Return the command of a run; folders of this machine are left out, and so is --publish."""
-    script, *others = words
-    shown = [Path(word).name if os.sep in word else word for word in others if word != "--publish"]
-    return shlex.join(["python", f"benchmarks/{Path(script).name}", *shown])
-
-
-def run_git(*words: str) -> str:
-    """Return what a command of git prints in this repository."""
-    git = subprocess.run(["git", *words], cwd=HOME, check=True, capture_output=True, text=True)
-    return git.stdout.strip("\n")
-
-
-def list_changes() -> list[str]:
-    """List the paths that differ from the commit, and that a figure could depend on."""
-    paths = [line[3:] for line in run_git("status", "--porcelain").splitlines()]
-    return [path for path in paths if not path.startswith(UNPUBLISHED)]
 
 
 def render_pages() -> Iterator[tuple[Path, str, str]]:
@@ -178,9 +149,13 @@ def render_pages() -> Iterator[tuple[Path, str, str]]:
 
 def render_block(match: re.Match[str]) -> str:
     """Return a line that names a result, and the table behind it."""
-    result = ResultFile.model_validate_json((FOLDER / f"{match['name']}.json").read_text(encoding="utf-8"))
     line = f"<!-- result: {match['name']} {match['title']} -->"
-    return f"{line}\n\n{result.render(match['title'])}\n\n<!-- end of result -->\n"
+    if match["name"] == "looks":
+        table = render_looks()
+    else:
+        content = (FOLDER / f"{match['name']}.json").read_text(encoding="utf-8")
+        table = ResultFile.model_validate_json(content).render(match["title"])
+    return f"{line}\n\n{table}\n\n<!-- end of result -->\n"
 
 
 def main() -> None:

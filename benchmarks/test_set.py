@@ -13,7 +13,7 @@ import gzip
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from corpus import INSTALLED, is_prose, kept_away, parse
@@ -35,10 +35,19 @@ def main() -> None:
     parser.add_argument("--seen", type=Path, action="append", default=[], help=".jsonl of texts to leave out")
     arguments = parser.parse_args()
     found = choose_texts(arguments.rows, arguments.seen)
-    rows = [json.dumps({"text": text, "kind": kind}) for kind, texts in found.items() for text in texts]
-    arguments.file.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
-    digest = hashlib.sha256("\n".join(rows).encode()).hexdigest()
-    print(f"{', '.join(f'{len(texts)} {kind}' for kind, texts in found.items())}; sha256 {digest[:16]}")
+    arguments.file.write_text("".join(f"{row}\n" for row in make_rows(found)), encoding="utf-8")
+    counts = ", ".join(f"{len(texts)} {kind}" for kind, texts in found.items())
+    print(f"{counts}; sha256 {digest_texts(found)[:16]}")
+
+
+def make_rows(chosen: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the lines of a file: a text and its kind in each."""
+    return [json.dumps({"text": text, "kind": kind}) for kind, texts in chosen.items() for text in texts]
+
+
+def digest_texts(chosen: Mapping[str, Sequence[str]]) -> str:
+    """Return the SHA-256 of the texts and their kinds."""
+    return hashlib.sha256("\n".join(make_rows(chosen)).encode()).hexdigest()
 
 
 def choose_texts(rows: int, seen: Iterable[Path]) -> dict[str, list[str]]:

@@ -1,0 +1,37 @@
+"""Where figures come from: the commit, the command and the versions that they are measured with."""
+
+import importlib.metadata
+import os
+import shlex
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+HOME = Path(__file__).parents[1]
+PACKAGES = ("torch", "onnxruntime", "openvino")
+UNPUBLISHED = ("benchmarks/results/", "benchmarks/looks.json", "docs/", "README.md", "CHANGELOG.md")
+"""Paths that no figure depends on, by their beginning."""
+
+
+def read_versions() -> dict[str, str]:
+    """Read the versions of what computes."""
+    return {package: importlib.metadata.version(package) for package in PACKAGES}
+
+
+def describe_command(words: Sequence[str]) -> str:
+    """Return the command of a run; folders of this machine are left out, and so is --publish."""
+    script, *others = words
+    shown = [Path(word).name if os.sep in word else word for word in others if word != "--publish"]
+    return shlex.join(["python", f"benchmarks/{Path(script).name}", *shown])
+
+
+def run_git(*words: str) -> str:
+    """Return what a command of git prints in this repository."""
+    git = subprocess.run(["git", *words], cwd=HOME, check=True, capture_output=True, text=True)
+    return git.stdout.strip("\n")
+
+
+def list_changes() -> list[str]:
+    """List the paths that differ from the commit, and that a figure could depend on."""
+    paths = [line[3:] for line in run_git("status", "--porcelain").splitlines()]
+    return [path for path in paths if not path.startswith(UNPUBLISHED)]
