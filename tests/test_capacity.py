@@ -82,6 +82,15 @@ def test_all_that_arrive_in_a_pause_of_the_machine_wait_for_its_end() -> None:
     assert pool([paused, paused]).pace.mean == pytest.approx(2.0 / 2.2)
 
 
+def test_a_slow_phase_through_several_sizes_stays_whole() -> None:
+    fast, slow = (0.01, 0.01), (0.02, 0.02)
+    first, second = (
+        ServiceTimes(1, 2, {1: (times,), 2: (times,)}, {1: (times,), 2: (times,)}, 0.0) for times in (fast, slow)
+    )
+    paces = [[stretch.pace for stretch in series] for series in pool([first, second]).pace.series]
+    assert paces == [[pytest.approx(1.5)] * 4, [pytest.approx(0.75)] * 4]
+
+
 def test_a_machine_that_is_slow_for_a_while_makes_a_longer_queue_than_one_that_is_slow_now_and_then() -> None:
     phases, mixed = [0.005] * 100 + [0.015] * 100, [0.005, 0.015] * 100
     slow, even = (find_percentile(simulate(one_server(times), 70, requests=8000), 99) for times in (phases, mixed))

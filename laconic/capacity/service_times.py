@@ -4,6 +4,7 @@ from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -44,12 +45,14 @@ class ServiceTimes:
 
     @cached_property
     def pace(self) -> Pace:
-        """The pace of the machine while one batch ran after the other."""
+        """The pace of the machine while one batch ran after the other: a series for each round, through all sizes, so
+        that slow phases which are longer than the measurement of one size stay whole."""
+        middles = take_medians(self.alone)
+        rounds = zip(*(self.alone[rows] for rows in middles), strict=True)
         return Pace(
             tuple(
-                measure_pace(middle, times)
-                for rows, middle in take_medians(self.alone).items()
-                for times in self.alone[rows]
+                tuple(chain.from_iterable(map(measure_pace, middles.values(), series_of_sizes)))
+                for series_of_sizes in rounds
             )
         )
 
