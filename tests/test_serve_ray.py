@@ -90,12 +90,17 @@ def test_the_configuration_of_ray_serve_llm_is_one_that_ray_and_vllm_read() -> N
         LLMConfig.model_validate(model | {"accelerator_typ": "L4"})
 
 
+@pytest.fixture
+def tools(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The benchmark's functions."""
+    monkeypatch.syspath_prepend(HOME / "benchmarks")
+    return runpy.run_path(str(HOME / "benchmarks/ray_replicas.py"))
+
+
 @pytest.mark.skipif(find_spec("grpc_reflection") is None, reason="ray[serve] is not installed")
 def test_a_cluster_gives_the_same_bytes_survives_a_kill_names_its_replicas_and_ends_with_0(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tools: dict[str, Any]
 ) -> None:
-    monkeypatch.syspath_prepend(HOME / "benchmarks")
-    tools = runpy.run_path(str(HOME / "benchmarks/ray_replicas.py"))
     artifact = write_artifact(tmp_path / "twice.laconic")
     options = ("--on", "ray", "--replicas", "2", "--drain", "0", "--max-rows", "4")
     with (
@@ -112,3 +117,12 @@ def test_a_cluster_gives_the_same_bytes_survives_a_kill_names_its_replicas_and_e
         assert set(killed.final) == {"200"}, killed
         samples = '\nnv_inference_count{replica="'
         assert eventually(lambda: client.get("/metrics").text.count(samples) == 2, 60)
+
+
+@pytest.mark.sweep
+@pytest.mark.skipif(find_spec("grpc_reflection") is None, reason="ray[serve] is not installed")
+def test_replicas_follow_the_load_and_no_request_fails(tmp_path: Path, tools: dict[str, Any]) -> None:
+    with tools["serving"](str(write_artifact(tmp_path / "twice.laconic")), "--on", "ray", *tools["SCALING"]) as served:
+        tally, most, last = tools["measure_scaling"](served)
+    assert set(tally.final) == {"200"}, tally
+    assert (most, last) == (3, 1)
