@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product, zip_longest
+from math import prod
 from typing import Any
 
 import torch
@@ -50,6 +51,38 @@ class TensorShard:
         return TensorShard(self.name, self.shape, self.offset, copied)
 
 
+@dataclass(frozen=True, eq=False)
+class FlatFragment:
+    """Consecutive elements of a tensor in the order of its rows, which need not end where a row does. shape: of the
+    tensor. start: of the first element in it. values: [elements], which shares its memory with the state."""
+
+    shape: torch.Size
+    start: int
+    values: Tensor
+
+
+def iterate_boxes(shape: Sequence[int], start: int, end: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Yield the offset and the size of boxes that have the elements from `start` to `end` of a tensor, in order."""
+    if not shape and start < end:
+        yield (), ()
+        return
+    width = prod(shape[1:])
+    while start < end:
+        row, begin = divmod(start, width)
+        rows = 0 if begin else (end - start) // width
+        stop = min(end, start + max(1, rows) * width - begin)
+        if rows:
+            yield (row, *[0] * len(shape[1:])), (rows, *shape[1:])
+        else:
+            for offset, size in iterate_boxes(shape[1:], begin, begin + stop - start):
+                yield (row, *offset), (1, *size)
+        start = stop
+
+
+LEAVES = (Tensor, FlatFragment)
+"""What a state has tensors as."""
+
+
 def split_state(state: Mapping[str, Any]) -> tuple[dict[str, TensorShard], dict[str, Any]]:
     """Split a state into tensor shards and plain values, by dotted path; the second and later pieces of one tensor have
     their offset behind it.
@@ -63,9 +96,9 @@ def split_state(state: Mapping[str, Any]) -> tuple[dict[str, TensorShard], dict[
     for path, node, key in iterate_leaves(state):
         value = node[key]
         parts: dict[str, TensorShard] = {}
-        for shard in iterate_shards(path, value) if isinstance(value, Tensor) else ():
+        for shard in iterate_shards(path, value) if isinstance(value, LEAVES) else ():
             parts[f"{shard.name}@{list(shard.offset)}" if shard.name in parts else shard.name] = shard
-        if not isinstance(value, Tensor):
+        if not isinstance(value, LEAVES):
             for name, odd in find_unsupported(path, value):
                 raise UsageError(
                     f"{name} of the state is a {type(odd).__name__}. A snapshot keeps tensors, and what goes into JSON "
@@ -81,7 +114,7 @@ def split_state(state: Mapping[str, Any]) -> tuple[dict[str, TensorShard], dict[
 def restore_values(state: Mapping[str, Any], values: Mapping[str, Any]) -> None:
     """Replace the plain values of a state, by dotted path; a list becomes a tuple where the state has one."""
     for path, node, key in iterate_leaves(state):
-        if path in values and not isinstance(node[key], Tensor):
+        if path in values and not isinstance(node[key], LEAVES):
             node[key] = restore_tuples(values[path], node[key])
 
 
@@ -99,8 +132,8 @@ def is_branch(value: Any) -> bool:
     """Return whether a value contains tensors, or integer keys, as the state of an optimizer has them."""
     if isinstance(value, Mapping):
         numbered = not all(isinstance(key, str) for key in value)
-        return numbered or any(isinstance(item, Tensor) or is_branch(item) for item in value.values())
-    return isinstance(value, list) and any(isinstance(item, Tensor) or is_branch(item) for item in value)
+        return numbered or any(isinstance(item, LEAVES) or is_branch(item) for item in value.values())
+    return isinstance(value, list) and any(isinstance(item, LEAVES) or is_branch(item) for item in value)
 
 
 def find_unsupported(path: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -122,9 +155,14 @@ def restore_tuples(saved: Any, like: Any) -> Any:
     return saved
 
 
-def iterate_shards(name: str, tensor: Tensor) -> Iterator[TensorShard]:
+def iterate_shards(name: str, tensor: Tensor | FlatFragment) -> Iterator[TensorShard]:
     """Yield the pieces of a tensor on this rank, as plain tensors."""
-    if isinstance(tensor, DTensor):
+    if isinstance(tensor, FlatFragment):
+        rest = tensor.values
+        for offset, size in iterate_boxes(tensor.shape, tensor.start, tensor.start + len(rest)):
+            piece, rest = rest[: prod(size)], rest[prod(size) :]
+            yield TensorShard(name, tensor.shape, torch.Size(offset), piece.view(size))
+    elif isinstance(tensor, DTensor):
         mesh, here = tensor.device_mesh, tensor.device_mesh.get_coordinate()
         if here is None:
             return
