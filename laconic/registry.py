@@ -301,6 +301,7 @@ PACKAGES_OF_EXTRA = {
     "ray": ("ray", "aiohttp_cors", "grpc_reflection", "opencensus", "watchfiles"),
     "timm": ("timm",),
     "train": ("torchao", "peft", "accelerate", "tensorboard", "pynvml"),
+    "deepspeed": ("deepspeed",),
     "cpu": ("onnxruntime", "openvino"),
     "generate": ("openvino_genai", "openvino_tokenizers", "llguidance"),
     "llamacpp": ("xllamacpp",),

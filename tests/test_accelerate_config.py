@@ -67,6 +67,11 @@ def summarize(recipe):
         ),
         ("FSDP", {"fsdp_config": {"fsdp_sharding_strategy": "NO_SHARD"}}, {"precision": "fp32"}),
         ("DEEPSPEED", {"deepspeed_config": {"zero_stage": 0, "gradient_clipping": None}}, {"precision": "fp32"}),
+        (
+            "DEEPSPEED",
+            {"deepspeed_config": {"zero_stage": 2}, "mixed_precision": "bf16"},
+            {"mesh": {"shard": None, "zero": 2}, "precision": "bf16", "techniques": ["bf16"]},
+        ),
         ("MULTI_CPU", {"parallelism_config": {f"{PARALLEL}tp_size": None}}, {"precision": "fp32"}),
         (
             "DEEPSPEED",
@@ -103,8 +108,8 @@ def test_what_is_decided_or_has_its_equal_elsewhere_is_said(convert):
     assert any("gpu_ids has no equal" in note for note in notes)
     for name in ("fsdp_auto_wrap_policy", "fsdp_state_dict_type", "fsdp_version", "rdzv_backend"):
         assert name in decided
-    config, _ = convert("DEEPSPEED", deepspeed_config={"zero_stage": 2})
-    assert "ZeRO 2 becomes FSDP2, which shards the weights, too" in config.describe()[0]
+    config, _ = convert("DEEPSPEED", deepspeed_config={"zero_stage": 2, "offload_optimizer_device": "cpu"})
+    assert "ZeRO 2 with shards on the host becomes FSDP2" in config.describe()[0]
     config, _ = convert("FSDP", fsdp_config={"fsdp_reshard_after_forward": False})
     assert "between forward and backward pass, too" in config.describe()[0]
 

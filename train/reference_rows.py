@@ -1,5 +1,6 @@
 """What the model says of the rows before it is trained, for objectives that compare it with itself."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -56,7 +57,7 @@ def measure_rows(state: TrainState, dataset: Dataset, rows: int) -> Array:
                 members = sampler.batch(number)
                 batch = {name: tensor.to(state.device) for name, tensor in builder.collate(members).items()}
                 with state.forward_context():
-                    measured = state.objective.measure_reference(module, batch)
+                    measured = state.strategy.compute(partial(state.objective.measure_reference, module, batch))
                 if number == start + part:
                     values[members] = measured.double().cpu()
     finally:

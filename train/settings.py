@@ -125,7 +125,9 @@ class Training(Strict):
         settings, or cannot be combined with another."""
         techniques = {named.name: named.configure("technique", Technique) for named in self.techniques}
         optimizer = self.optimizer.configure("optimizer", Optimizer)
-        if conflict := find_conflict(techniques, optimizer, max_grad_norm=self.max_grad_norm, ema=self.ema):
+        parallelism = self.mesh.parallelism if self.mesh.zero is not None else ()
+        clip = self.max_grad_norm
+        if conflict := find_conflict(techniques, optimizer, max_grad_norm=clip, parallelism=parallelism, ema=self.ema):
             raise RecipeError(conflict)
         adapters = [name for name, technique in techniques.items() if technique.trains_adapters]
         if self.freeze and adapters:

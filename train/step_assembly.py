@@ -13,6 +13,7 @@ from train.offload.host_memory import HostMemory
 from train.optimizers.optimizer import Groups, parameter_groups
 from train.optimizers.weight_average import average_weights
 from train.parallel.data_parallel import replicate_model
+from train.parallel.deepspeed_zero import shard_by_deepspeed
 from train.parallel.fully_sharded import shard_parameters
 from train.parallel.pipeline import Pipeline, PipelineSettings
 from train.parallel.ranks import Ranks, RanksStrategy
@@ -134,7 +135,9 @@ def distribute_step(parts: StepParts, training: Training, ranks: Ranks) -> None:
         return
     rows = parts.micro_batch_rows
     micro_batches = ceil(ceil(training.batch_size / ranks.data_world) / rows) if rows else 1
-    if ranks.axes is None:
+    if mesh.zero is not None:
+        shard_by_deepspeed(parts, ranks, micro_batches, mesh.zero, training.max_grad_norm)
+    elif ranks.axes is None:
         replicate_model(parts, ranks, micro_batches, mesh.compress)
     elif (shards := ranks.select_axes("replicate", "shard")) is not None:
         shard_parameters(parts, ranks, shards, micro_batches, mesh)

@@ -90,17 +90,17 @@ def train(
 ) -> TrainResult:
     """Train the module of a checkpoint, which is changed in place.
 
-    folder: of this run alone; the run is resumed from the snapshots in it. objective: the task's own by default.
-    eval_every: steps between two evaluations; an epoch by default. conclude: called with the steps done at the end,
-    before the techniques are removed. logs: told of each step, beside the observers. Pruned weights stay zero where no
-    later stage has changed them. Raises TrainingFailure, OutOfMemory, RecipeError; KeyboardInterrupt after SIGTERM.
+    folder: of this run alone, which is resumed from the snapshots in it. objective: the task's by default. eval_every:
+    steps between two evaluations; an epoch by default. conclude: called with the steps done before the techniques are
+    removed. logs: told of each step. Raises TrainingFailure, OutOfMemory, RecipeError; KeyboardInterrupt on SIGTERM.
     """
     cache, task, components = cache or Cache(), checkpoint.task, training.components()
     objective = objective or registry.resolve("objective", task.objective).of(task, dataset)
     with task.truncated(training.max_length):
         dataset = objective.prepare_rows(dataset)
     sampler, steps = make_sampler(checkpoint, dataset, training, ranks), training.count_steps(len(dataset.keys))
-    every, is_pruned = eval_every or sampler.steps, must_keep_zeros(checkpoint.history, components.techniques)
+    every = eval_every or sampler.steps
+    is_pruned = must_keep_zeros(checkpoint.history, components.techniques, training.mesh.zero)
     with task.truncated(training.max_length), task.padded(components.padding_multiple):
         first = first_batch(objective, dataset, sampler)
         pipeline = make_pipeline(training.mesh, ranks, first)

@@ -35,7 +35,7 @@ ENVIRONMENT = {
 SECTIONS = ("fsdp_config", "deepspeed_config", "parallelism_config", "dynamo_config")
 OWNERS = {"fsdp_config": "FSDP", "deepspeed_config": "DEEPSPEED"}
 """Sections that Accelerate reads for one `distributed_type` alone."""
-LAST = ("dynamo_mode", "mixed_precision")
+LAST = ("dynamo_mode", "zero_stage", "mixed_precision")
 LAUNCHED = ("NO", "MULTI_CPU", "MULTI_GPU", "FSDP", "DEEPSPEED")
 """The values of `distributed_type` that have an equal."""
 UNSET: tuple[Any, ...] = (None, False, "", {}, [], "no", "NO", "none")
@@ -188,8 +188,9 @@ def refuse(config: AccelerateConfig, key: str, value: Any, reason: str) -> Recip
 
 
 def read_precision(config: AccelerateConfig, value: Any) -> None:
-    """Read `mixed_precision`: with shards, BF16 is that of the mesh."""
-    if value in ("fp16", "bf16") and config.mesh.get("shard", 1) == 1:
+    """Read `mixed_precision`: with shards of FSDP2, BF16 is that of the mesh."""
+    is_technique = config.mesh.get("shard", 1) == 1 or (value == "bf16" and "zero" in config.mesh)
+    if value in ("fp16", "bf16") and is_technique:
         config.settings["precision"] = "fp32" if value == "fp16" else "bf16"
         if value == "fp16":
             config.techniques["fp16"] = NamedSettings(name="fp16")
@@ -219,16 +220,18 @@ def read_strategy(config: AccelerateConfig, value: Any) -> None:
 
 
 def read_zero_stage(config: AccelerateConfig, value: Any) -> None:
-    """Read the stage of ZeRO: 3 shards all that is sharded here."""
+    """Read the stage of ZeRO, behind where shards are: DeepSpeed has them on the device here, and FSDP2 on the host."""
     if value not in (0, 1, 2, 3):
         raise ValueError("stages are 0 to 3")
-    if value:
-        config.mesh["shard"] = None
-    if value in (1, 2):
+    if not value:
+        return
+    config.mesh["shard"] = None
+    if config.mesh.get("offload"):
         config.notes.append(
-            f"{config.path}: ZeRO {value} becomes FSDP2, which shards the weights, too: the same losses with less "
-            f"memory, and more is sent"
+            f"{config.path}: ZeRO {value} with shards on the host becomes FSDP2, which shards the weights, too"
         )
+    else:
+        config.mesh["zero"] = value
 
 
 def read_offload(config: AccelerateConfig, value: Any) -> None:

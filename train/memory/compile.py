@@ -3,7 +3,8 @@
 import importlib.util
 import os
 import shutil
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 import torch
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
@@ -30,6 +31,7 @@ class Compile(Technique):
     slot = "compile"
     exact = True
     is_simulated = False
+    excludes: ClassVar[Mapping[str, str]] = {"zero": "DeepSpeed works in hooks, which a compiled model does not call"}
 
     scope: Literal["blocks", "step"] = "blocks"
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "default"

@@ -36,6 +36,7 @@ class HostWeights(Technique):
         "fp16": "its gradient scaler looks for the gradients on the device. bf16 layers need none",
         "optimizer-in-backward": "the gradient of an embedding that is also the head arrives in two parts",
         "pure-bf16": "the weights on the host are float32",
+        "zero": "both decide where weights are",
     }
 
     dtype: Literal["bf16", "fp32"] = "bf16"

@@ -24,6 +24,7 @@ class PureBf16(Technique):
     excludes: ClassVar[Mapping[str, str]] = {
         "host-weights": "it keeps FP32 weights on the host, and BF16 copies on the device by itself",
         "ema": "an average in BF16 does not move by the small part that a step has in it",
+        "zero": "DeepSpeed takes float32 weights",
     }
     requires_of_optimizer = ("stochastic-rounding",)
 

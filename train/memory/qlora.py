@@ -42,6 +42,7 @@ class Qlora(Lora):
     excludes: ClassVar[Mapping[str, str]] = {
         "host-weights": "the frozen weights lie on the device in four bits, and have nothing for the host to hold",
         "pure-bf16": "adapters are trained in float32, and the frozen weights are in four bits already",
+        "zero": "DeepSpeed takes float32 weights",
     }
     renamed: ClassVar[Mapping[str, str]] = {**Lora.renamed, "double": "double_quantization"}
 

@@ -42,7 +42,8 @@ class Mesh(Strict):
 
     compress: for replicas, the precision in which gradients are sent. precision: for shards, the precision in which
     weights are gathered and the model computes; shards and summed gradients stay FP32. offload: shards stay in the
-    host's memory, where the optimizer steps.
+    host's memory, where the optimizer steps. zero: the stage of ZeRO by which DeepSpeed shards over all ranks, in the
+    place of FSDP: 1 the state of the optimizer, 2 gradients too, 3 weights too.
 
     auto: the planner chooses the axes and the schedule for the ranks that have started; `mesh: auto` in a recipe.
     """
@@ -57,6 +58,7 @@ class Mesh(Strict):
     compress: Literal["fp16", "bf16"] | None = None
     precision: Literal["bf16"] | None = None
     offload: bool = False
+    zero: Literal[1, 2, 3] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -70,6 +72,8 @@ class Mesh(Strict):
 
     @model_validator(mode="after")
     def _settings_have_a_place(self) -> Self:
+        if self.zero is not None:
+            self._check_zero()
         if self.auto:
             if sized := {*AxisSizes._fields, "schedule", "sequence"} & self.model_fields_set:
                 raise ValueError(
@@ -85,16 +89,26 @@ class Mesh(Strict):
             raise ValueError(f"{name} is for shards, and this mesh has none. Set shard: null to shard over all ranks")
         return self
 
+    def _check_zero(self) -> None:
+        """Raise ValueError for what DeepSpeed does not do here."""
+        others = {"auto", "replicate", "tensor", "pipeline", "precision", "offload"}
+        if named := sorted(others & {name for name in self.model_fields_set if getattr(self, name)}):
+            raise ValueError(
+                f"zero has DeepSpeed shard over all ranks, and {named[0]} is for other meshes. Leave one of them out"
+            )
+        if self.shard is not None:
+            raise ValueError("zero shards over all ranks. Set shard: null beside it")
+
     @property
     def is_sharded(self) -> bool:
         """Whether ranks hold shards, be it a single rank."""
         return self.shard != 1
 
     @property
-    def parallelism(self) -> tuple[Axis, ...]:
-        """What the ranks share: axes of the mesh, as techniques and optimizers name what they cannot be combined
-        with."""
-        data: tuple[Axis, ...] = ("shard",) if self.is_sharded else ("replicate",)
+    def parallelism(self) -> tuple[str, ...]:
+        """What the ranks share: axes of the mesh, and "zero" where DeepSpeed shards, as techniques and optimizers name
+        what they cannot be combined with."""
+        data = ["shard" if self.is_sharded else "replicate"] + ["zero"] * (self.zero is not None)
         cuts: tuple[Axis, ...] = ("tensor", "pipeline")
         return (*data, *(axis for axis in cuts if getattr(self, axis) > 1))
 

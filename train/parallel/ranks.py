@@ -1,5 +1,6 @@
 """The processes of a distributed run, as torchrun started them, and the collectives among them."""
 
+import importlib.util
 import os
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from laconic.errors import RecipeError, TrainingFailure, UsageError
+from laconic.errors import LaconicError, MissingPackage, RecipeError, TrainingFailure, UsageError
+from laconic.registry import missing_package
 from train.parallel.mesh import Axis, AxisSizes, Mesh
 from train.step.parallel_strategy import ParallelStrategy
 
@@ -133,14 +135,16 @@ def open_ranks(device: torch.device, mesh: Mesh, *, timeout: timedelta = TIMEOUT
     environment), or this process alone.
 
     When a rank fails, the others raise TrainingFailure. Raises UsageError for a rank without a device, RecipeError for
-    a mesh that does not fit the world size. A RecipeError is that of all ranks: the first raises it, and the others
-    exit without a message.
+    a mesh that does not fit the world size, MissingPackage where the mesh needs DeepSpeed. A RecipeError is that of all
+    ranks: the first raises it, and the others exit without a message.
     """
     world = int(os.environ.get("WORLD_SIZE", "1"))
     rank, local = (int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK"))
     try:
         mesh.resolve(world)
-    except RecipeError as error:
+        if mesh.zero is not None and importlib.util.find_spec("deepspeed") is None:
+            raise missing_package("deepspeed")
+    except (RecipeError, MissingPackage) as error:
         exit_unless_first(rank, error)
         raise
     if world == 1 and not mesh.is_sharded:
@@ -174,7 +178,7 @@ def open_ranks(device: torch.device, mesh: Mesh, *, timeout: timedelta = TIMEOUT
     dist.destroy_process_group()
 
 
-def exit_unless_first(rank: int, error: RecipeError) -> None:
+def exit_unless_first(rank: int, error: LaconicError) -> None:
     """End the process with the exit code of an error that all ranks have, unless it is the first, which says so."""
     if rank > 0:
         sys.exit(error.exit_code)

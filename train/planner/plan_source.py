@@ -128,6 +128,13 @@ def load_training(
     """Load the settings of training that are planned for. overrides: of the recipe; None leaves it as it is."""
     options = {key: value for key, value in overrides.items() if value is not None}
     training = TrainingRecipe.load(recipe, trust=trust, source=str(source), data={"train": "."}, **options)
+    if training.mesh.zero is not None and training.mesh.zero < 3:
+        raise UsageError(
+            f"mesh: zero: {training.mesh.zero} is not predicted: only what FSDP shards, too, as zero: 3 does, is. Set "
+            f"zero: 3, or leave zero out"
+        )
+    if training.mesh.zero is not None:
+        return training.model_copy(update={"mesh": Mesh(shard=None)})
     if devices > 1 and training.mesh == Mesh():
         return training.model_copy(update={"mesh": Mesh(shard=None)})
     return training

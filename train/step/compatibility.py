@@ -62,6 +62,13 @@ def find_conflict(
     """
     if {"shard", "tensor"} & {*parallelism} and not optimizer.dtensor:
         return f"{type(optimizer).__name__} needs whole weights, and shards are parts of them. Choose adamw"
+    if "zero" in parallelism and (not optimizer.exact or getattr(optimizer, "stochastic_rounding", False)):
+        return (
+            f"{type(optimizer).__name__} steps whole parameters or rounds them, and DeepSpeed (mesh: zero) has it step "
+            f"flat parts of many. Choose adamw or sgd, without stochastic_rounding"
+        )
+    if "zero" in parallelism and ema is not None:
+        return "ema and mesh (zero) cannot be combined: the averages would be of DeepSpeed's parts. Leave ema out"
     present = {name: (name, "Remove one of them") for name in techniques}
     if max_grad_norm is not None:
         present["max_grad_norm"] = "gradient clipping", "Set max_grad_norm: null"

@@ -23,11 +23,13 @@ def has_property(history: Sequence[Record], name: str) -> bool:
     return has_it
 
 
-def must_keep_zeros(history: Sequence[Record], techniques: Mapping[str, Technique]) -> bool:
-    """Return whether a checkpoint with this history has pruned weights. Raises RecipeError for a technique that loses
-    their zeros."""
+def must_keep_zeros(history: Sequence[Record], techniques: Mapping[str, Technique], zero: int | None) -> bool:
+    """Return whether a checkpoint with this history has pruned weights. zero: the stage of DeepSpeed's ZeRO; None
+    without. Raises RecipeError for a technique or a stage that loses their zeros."""
     if not has_property(history, "zeros"):
         return False
+    if zero == 3:
+        raise RecipeError("mesh: zero: 3 shards weights, and zeros that pruning has made would be lost. Set zero: 2")
     for name, technique in techniques.items():
         if technique.loses_zeros:
             raise RecipeError(
