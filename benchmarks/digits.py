@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from compress.pipeline import compress
 from export.sources import open_source
+from laconic.arrays import Array
 from laconic.cache import Cache
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
@@ -67,12 +68,20 @@ def trained(images: np.ndarray, labels: np.ndarray) -> nn.Module:
     return model
 
 
-def prepared(folder: Path) -> Recipe:
-    """Train, write weights and images to a folder, and name them: the images that are left judge."""
+def read_digits(salt: int = 0) -> tuple[Array, Array]:
+    """Read the images [1797, 1, 16, 16] float32, each pixel of the original four times, and their labels.
+
+    salt: chooses their order, and so which SEEN are trained with, which GIVEN are compressed with, and which judge.
+    """
     digits = load_digits()
     images = np.kron(digits.images, np.ones((1, 2, 2)))[:, None].astype(np.float32) / 16
-    order = np.random.default_rng(0).permutation(len(images))
-    images, labels = images[order], digits.target.astype(np.int64)[order]
+    order = np.random.default_rng(salt).permutation(len(images))
+    return images[order], digits.target.astype(np.int64)[order]
+
+
+def prepared(folder: Path) -> Recipe:
+    """Train, write weights and images to a folder, and name them: the images that are left judge."""
+    images, labels = read_digits()
     with Steps().step("train on digits"):
         model = trained(images[:SEEN], labels[:SEEN])
     weights = folder / "digits.safetensors"

@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 from classifier import classifier
-from digits import GIVEN, SEEN, trained
+from digits import GIVEN, SEEN, read_digits, trained
 from safetensors.torch import save_file
-from sklearn.datasets import load_digits
 
 from compress.search.search import search
 from laconic.cache import Cache
@@ -25,10 +24,7 @@ from laconic.units import parse_budget
 def digits(folder: Path) -> dict[str, Any]:
     """A network that was trained on digits, and three sets of them: it has seen the first, nothing but the verdict sees
     the last."""
-    found = load_digits()
-    images = np.kron(found.images, np.ones((1, 2, 2)))[:, None].astype(np.float32) / 16
-    order = np.random.default_rng(0).permutation(len(images))
-    images, labels = images[order], found.target.astype(np.int64)[order]
+    images, labels = read_digits()
     weights = folder / "digits.safetensors"
     parts = {"train": slice(SEEN), "calibrate": slice(SEEN, SEEN + GIVEN), "evaluate": slice(SEEN + GIVEN, None)}
     if not weights.exists():

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch_pruning
-from digits import GIVEN, SEEN, build
+from digits import GIVEN, SEEN, build, read_digits
 from results import Results, make_parser
-from sklearn.datasets import load_digits
 from torch import nn
 
 from compress.factorize.convolution import Convolution
@@ -39,14 +38,6 @@ from laconic.tasks.image_preprocess import ImagePreprocess
 
 CHOOSE = 100
 """Of the images that a stage may look at, those that it chooses by."""
-
-
-def data() -> tuple[Array, Array]:
-    """Images [1797, 1, 16, 16] float32, each pixel of the original four times, and labels; always in the same order."""
-    digits = load_digits()
-    images = np.kron(digits.images, np.ones((1, 2, 2)))[:, None].astype(np.float32) / 16
-    order = np.random.default_rng(0).permutation(len(images))
-    return images[order], digits.target.astype(np.int64)[order]
 
 
 class Branches(nn.Module):
@@ -208,7 +199,7 @@ def main() -> None:
     results = Results("slim", publish=options.publish)
     torch.set_num_threads(1)
     options.work.mkdir(parents=True, exist_ok=True)
-    images, labels = data()
+    images, labels = read_digits()
     checkpoint = opened(options.model, images, labels, options.work)
     given = make_dataset(list(images[SEEN : SEEN + GIVEN]), checkpoint.task, name="given")
     judge = make_dataset(
