@@ -1,9 +1,11 @@
 """Fidelity on the test set, per kind of text: mean, 5th percentile and worst cosine with the original's vectors.
 
-    python benchmarks/judge.py [ARTIFACT ...] [--cache FOLDER] [--rows N]
+    python benchmarks/judge.py [ARTIFACT ...] [--cache FOLDER] [--development]
 
 Judges the commands of `run.py` and ONNX Runtime's own quantization, and artifacts that are given, on the texts of
-`test_set.py`, which nothing was chosen by. Look at it once: what is chosen after a look needs a new test set (SALT).
+`second_test_set.py`, which nothing was chosen by. Look at them once, with every default frozen: what is chosen after a
+look needs a new test set. `--development` judges by those of `test_set.py` instead. Each look is in the ledger
+(`looks.py`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,6 +17,7 @@ from inputs import model_folder, texts
 from looks import take_look
 from minilm import artifacts, ways
 from results import Results, make_parser
+from second_test_set import NAME, open_texts
 from test_set import choose_texts, digest_texts
 
 from laconic.arrays import Array
@@ -25,9 +28,9 @@ from laconic.runtimes.predict import predict
 from laconic.runtimes.runtime import Session
 from laconic.tasks.task import Task
 
-SAMPLES = "750 texts"
+DEVELOPMENT, ROWS = "750 texts", 150
 DEPENDS = (
-    "benchmarks/judge.py", "benchmarks/minilm.py", "benchmarks/test_set.py", "compress/pipeline.py",
+    "benchmarks/judge.py", "benchmarks/minilm.py", "benchmarks/second_test_set.json", "compress/pipeline.py",
     "compress/quantize", "compress/statistics", "export", "laconic/recipes", "laconic/runtimes/openvino.py",
     "laconic/tasks/text_embedding.py", "constraints.txt",
 )  # fmt: skip
@@ -39,7 +42,7 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("artifacts", nargs="*", type=Path, help="other artifacts of the same model")
     parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where inputs and artifacts go")
-    parser.add_argument("--rows", type=int, default=150, help="texts of each kind")
+    parser.add_argument("--development", action="store_true", help="judge by the texts of test_set.py")
     parser.add_argument("--seen", type=Path, action="append", default=[], help=".jsonl of texts that were healed on")
     arguments = parser.parse_args()
     results = Results("judge", publish=arguments.publish)
@@ -47,12 +50,13 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     source = model_folder(folder)
     data, _ = texts(folder)
-    chosen = choose_texts(arguments.rows, [data, *arguments.seen])
+    is_spent = arguments.development
+    name, chosen = (DEVELOPMENT, choose_texts(ROWS, [data, *arguments.seen])) if is_spent else (NAME, open_texts())
     made = artifacts(source, data, folder, fast=False)
     made |= {f"`{path.stem}`": Artifact.load(path) for path in arguments.artifacts}
     with ExitStack() as stack:
         sessions = {name: session for name, session, _ in ways(source, made, folder, stack)}
-        figures = stack.enter_context(take_look(SAMPLES, digest_texts(chosen), DEPENDS))
+        figures = stack.enter_context(take_look(name, digest_texts(chosen), DEPENDS))
         found = dict(judge(sessions, made["`export`"].task(), chosen))
         figures |= {way: describe(row["all"]) for way, row in found.items()}
     print(f"{', '.join(f'{len(kind)} {name}' for name, kind in chosen.items())}: mean, 5th percentile, worst\n")

@@ -64,9 +64,9 @@ def choose_texts(rows: int, seen: Iterable[Path]) -> dict[str, list[str]]:
     return {kind: texts for kind, texts in chosen.items() if texts}
 
 
-def order(text: str) -> str:
+def order(text: str, salt: str = SALT) -> str:
     """The place of a text in the shuffle."""
-    return hashlib.sha256(f"{SALT}:{text.lower()}".encode()).hexdigest()
+    return hashlib.sha256(f"{salt}:{text.lower()}".encode()).hexdigest()
 
 
 def clean(text: str) -> str:
@@ -96,9 +96,14 @@ def licences() -> Iterator[str]:
 def error_messages() -> Iterator[str]:
     """What packages raise, with the names of values in place of values."""
     for path in sorted(INSTALLED.rglob("*.py")):
-        for node in parse(path):
-            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
-                yield message(node.exc.args[0])
+        yield from read_messages(path)
+
+
+def read_messages(path: Path) -> Iterator[str]:
+    """The messages of the errors that a Python file raises."""
+    for node in parse(path):
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
+            yield message(node.exc.args[0])
 
 
 def message(node: ast.expr) -> str:
