@@ -19,7 +19,6 @@ from compress.prune.layers import Layers
 from compress.prune.unit_pruning import Ffn, Heads
 from laconic.arrays import Array
 from laconic.cache import Cache
-from laconic.config import NamedSettings
 from laconic.data.dataset import Dataset, split
 from laconic.data.reader import read
 from laconic.metrics import cosine, cosine_matrix, spearman
@@ -32,7 +31,7 @@ from laconic.recipes.stage import TorchContext, TorchStage
 from laconic.runtimes.predict import predict
 
 PLAIN: dict[str, Any] = {"compensate": False}
-BY: dict[str, dict[str, Any]] = {name: {"criterion": NamedSettings(name=name)} for name in ("magnitude", "activation")}
+BY: dict[str, dict[str, Any]] = {name: {"criterion": name} for name in ("magnitude", "activation")}
 APART: dict[str, Any] = {"allocate": "sensitivity"}
 
 ROWS: dict[str, Sequence[TorchStage]] = {
