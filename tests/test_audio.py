@@ -114,10 +114,10 @@ def test_files_of_any_format_rate_and_number_of_channels_become_one_waveform(kin
     [
         (b"RIFF, but no more", "is not an audio file"),
         (b"", "is not an audio file"),
-        (encode(np.zeros(RATE * 61), subtype="PCM_16"), "61.0 s long, and at most 60 s"),
-        (encode(np.zeros((59 * 192_000, 8)), 192_000, "FLAC", "PCM_16"), "in 8 channels, more than"),
-        (encode(np.zeros(100)), "0.006 s long"),
-        (encode(np.full(RATE, np.nan)), "NaN or infinity"),
+        (lambda: encode(np.zeros(RATE * 61), subtype="PCM_16"), "61.0 s long, and at most 60 s"),
+        (lambda: encode(np.zeros((3_100_000, 8), np.int16), 192_000, "FLAC", "PCM_16"), "in 8 channels, more than"),
+        (lambda: encode(np.zeros(100)), "0.006 s long"),
+        (lambda: encode(np.full(RATE, np.nan)), "NaN or infinity"),
         ("?", "base64"),
         ({"array": [0.0] * 9000}, "'array': .* 'sampling_rate'"),
         ({"array": [0.0] * 9000, "sampling_rate": 1}, "expected 1,000 to 768,000"),
@@ -129,7 +129,7 @@ def test_files_of_any_format_rate_and_number_of_channels_become_one_waveform(kin
 )
 def test_what_is_no_recording_is_refused_in_one_sentence(speech, value, told):
     with pytest.raises(InputError, match=told):
-        load_source(speech).task.parse(value)
+        load_source(speech).task.parse(value() if callable(value) else value)
 
 
 def test_a_waveform_with_its_rate_is_the_recording_of_a_file_with_the_longest_as_a_bound(speech):
