@@ -42,6 +42,13 @@ def reads_digits(trained, cache, tmp_path_factory):
     return run(trained, tmp_path_factory.mktemp("digits") / "digits.laconic", cache).artifact
 
 
+@pytest.fixture(scope="module")
+def two_caches(tmp_path_factory):
+    """Caches of two machines, which have nothing in common; each engine finds the graph there."""
+    folder = tmp_path_factory.mktemp("caches")
+    return Cache(folder / "one"), Cache(folder / "two")
+
+
 def recipe(trained, **changes):
     weights, data = trained
     return Recipe.parse({"source": str(weights), "builder": "digits:DigitsNet", "data": str(data), **changes})
@@ -136,14 +143,16 @@ def test_a_recipe_restricts_the_engines(trained, engine, cache, tmp_path):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_an_engine_that_is_given_alone_is_built_without_a_race_and_gives_the_same_bytes(trained, engine, tmp_path):
+def test_an_engine_that_is_given_alone_is_built_without_a_race_and_gives_the_same_bytes(
+    trained, engine, tmp_path, two_caches
+):
     first, second = (
-        run(trained, tmp_path / f"{name}.laconic", Cache(tmp_path / name), engine_only=engine).artifact
-        for name in ("one", "two")
+        run(trained, tmp_path / f"{cache.folder.name}.laconic", cache, engine_only=engine).artifact
+        for cache in two_caches
     )
     assert (first.manifest.placement, first.manifest.compute) == (engine, "float32")
     assert content(second.path) == content(first.path)
-    assert not list((tmp_path / "one").glob("raced-*"))
+    assert not list(two_caches[0].folder.glob("raced-*"))
 
 
 def test_a_run_interrupted_in_any_step_leaves_nothing_and_goes_on_from_there(trained, tmp_path):

@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import onnx
 import pytest
-from captured import inputs
+from captured import inputs, mark_swept
 from onnx import numpy_helper
 
 from export.candidates.audit import audit
@@ -31,10 +31,9 @@ def plan_of(graph, ranges, precision):
     return Plan(lowest, ranges)
 
 
-@pytest.mark.parametrize(
-    ("name", "engine", "precision"),
-    list(product(MODELS, ENGINES, ("int4-weight", "int8", "int8-dynamic", "int8-weight", "float16-weight"))),
-)
+@pytest.mark.parametrize("name", mark_swept(*MODELS))
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("precision", ["int4-weight", "int8", "int8-dynamic", "int8-weight", "float16-weight"])
 def test_a_placed_plan_answers_nearly_as_the_graph(zoo, tmp_path, name, engine, precision):
     checkpoint, graph, ranges = zoo(name)
     path = tmp_path / "model.onnx"

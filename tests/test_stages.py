@@ -45,7 +45,7 @@ SETTINGS = {
 """What makes a stage do something to a model of this size; the defaults do it for the others."""
 CONVOLUTIONS = ("factorize.convolution", "prune.channels")
 EMBEDDINGS = ("distill.embedding",)
-ORDERS = 4
+ORDERS = 2
 
 
 def torch_stages():
