@@ -7,7 +7,7 @@ import weakref
 import pytest
 import torch
 import transformers
-from test_parallel import by_two_ranks
+from rank_processes import by_two_ranks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 

@@ -11,8 +11,8 @@ import torch
 import transformers
 import yaml
 from pydantic import ValidationError
+from rank_processes import by_two_ranks
 from test_fleet import RATES, let_go
-from test_parallel import by_two_ranks
 from test_tensor_parallel import KEPT, begin, learn, make_rows
 
 from laconic.commands.mesh_table import print_meshes

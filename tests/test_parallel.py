@@ -1,20 +1,17 @@
 """Several ranks learn as one: the same losses as on one, whatever the mesh."""
 
 import json
-import multiprocessing
-import multiprocessing.connection
 import os
 import signal
-import socket
 import subprocess
 import sys
 from contextlib import nullcontext
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from rank_processes import SECONDS, by_two_ranks
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.functional import cross_entropy
@@ -36,8 +33,6 @@ from train.step_assembly import distribute_step, make_step_parts
 CPU = torch.device("cpu")
 COUNT, BATCH, STEPS, KEPT = 21, 5, 7, 3
 """Ranks have 2 and 3 rows of a batch, and of an epoch's last none and 1."""
-SECONDS, GRACE = 100, 60
-"""For both ranks, and for one when the other is done."""
 PARTS = {"gradient-accumulation": {"rows": 1}}
 LESS = {"freeze": ["embedding"], "layer_decay": 0.5, "ema": 0.4}
 LEAST = LESS | {"freeze": ["embedding", "layers.0", "bias"]}
@@ -112,32 +107,6 @@ def content_of(state):
 
 
 # What the ranks do
-
-
-def as_rank(scene, rank, world, port, folder):
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
-    os.environ |= place | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-    scene(rank, folder)
-
-
-def by_two_ranks(scene, folder, monkeypatch, world=2):
-    """Let two processes do it, or more; gives their exit codes. A process that has imported this module is forked into
-    all of them."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    processes = [context.Process(target=as_rank, args=(scene, rank, world, port, folder)) for rank in range(world)]
-    for process in processes:
-        process.start()
-    multiprocessing.connection.wait([process.sentinel for process in processes], SECONDS)
-    for process in processes:
-        process.join(GRACE)
-        process.kill()
-        process.join()
-    return [process.exitcode for process in processes]
 
 
 def run_each(rank, folder):

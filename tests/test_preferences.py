@@ -7,8 +7,8 @@ from typing import cast
 
 import models
 import pytest
-import test_parallel
 import torch
+from rank_processes import by_two_ranks
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 
@@ -257,7 +257,7 @@ def test_two_ranks_learn_as_one_does(tune, llama, written, tmp_path, monkeypatch
     }  # fmt: skip
     (tmp_path / "recipe.json").write_text(json.dumps(given))
     alone = finetune(TrainingRecipe.model_validate(given), tmp_path / "one", steps=Steps(quiet=True))
-    assert test_parallel.by_two_ranks(train_on_rank, tmp_path, monkeypatch) == [0, 0]
+    assert by_two_ranks(train_on_rank, tmp_path, monkeypatch) == [0, 0]
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     assert first == second
     assert first[0] == pytest.approx(alone.training.losses, abs=1e-5)

@@ -4,8 +4,8 @@ import json
 
 import pytest
 import torch
+from rank_processes import by_two_ranks
 from test_monitor import report, scalars
-from test_parallel import by_two_ranks
 from test_tensor_parallel import begin, llama, make_rows
 from torch.profiler import ProfilerActivity, profile
 

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import multiprocessing
 import os
 import resource
 import shutil
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from rank_processes import by_two_ranks
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
@@ -520,17 +520,7 @@ def load_and_look(folder):
 
 
 def test_from_two_ranks_to_one_and_back_to_two_bit_for_bit(tmp_path, monkeypatch):
-    # A process that has imported this module is forked into both ranks.
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    processes = [context.Process(target=as_rank, args=(rank, tmp_path)) for rank in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(100)
-        process.kill()
-    assert [process.exitcode for process in processes] == [0, 0]
+    assert by_two_ranks(as_rank, tmp_path, monkeypatch) == [0, 0]
     trained = load_file(tmp_path / "trained.safetensors")
     assert len(trained) == 4 + 3 * 4
     assert trained["optimizer.0.weight.exp_avg"].any()

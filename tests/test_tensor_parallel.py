@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 from peft import LoraConfig, inject_adapter_in_model
-from test_parallel import by_two_ranks
+from rank_processes import by_two_ranks
 from torch import nn
 from torch.distributed.tensor import DTensor
 

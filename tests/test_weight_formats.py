@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from rank_processes import by_two_ranks
 from safetensors.torch import load_file, save_file
-from test_parallel import by_two_ranks
 
 from laconic import registry
 from laconic.cache import Cache
