@@ -2,7 +2,6 @@
 
 import copy
 from dataclasses import replace
-from functools import partial
 from math import ceil
 
 import torch
@@ -12,7 +11,6 @@ from laconic.errors import RecipeError
 from train.offload.memory_accounting import CATEGORIES, Category, account_as
 from train.parallel.ranks import Ranks
 from train.planner.depth_extrapolation import (
-    ENDS,
     extrapolate,
     find_depth,
     name_part,
@@ -54,9 +52,7 @@ def predict(
     linear = all(technique.is_linear_in_depth for technique in parts.techniques.values())
     linear = linear and not training.freeze  # layers by name, which a shallow copy need not have
     ranks = ranks or Ranks()
-    # FSDP gathers the weights of a layer one layer ahead.
-    ends = ENDS if ranks.axes is None else ENDS + 1
-    depth = find_depth(model.module, ends) if linear and not whole else None
+    depth = find_depth(model.module) if linear and not whole else None
     if depth is None:
         timeline, cost = simulate_step(model.copy(), model, training, parts, length, rates, ranks)
         host = int(timeline.host.max(initial=0))
@@ -64,11 +60,11 @@ def predict(
         parts_at = {name: timeline.at(event) for name, event in peaks.items()}
         return MemoryPrediction(timeline.peak(), host, timeline.at_peak(), parts_at, cost, timeline)
     simulated = []
-    for layers in simulated_depths(ends):
+    for layers in simulated_depths():
         with truncate_stack(model.module, layers):
             module = copy.deepcopy(model.module)
         simulated.append(simulate_step(module, model, training, parts, length, rates, ranks))
-    return extrapolate_prediction(simulated, depth, ends)
+    return extrapolate_prediction(simulated, depth)
 
 
 def predict_rank(
@@ -149,16 +145,16 @@ def simulate_step(
     return timeline, cost
 
 
-def extrapolate_prediction(simulated: list[tuple[MemoryTimeline, StepCost]], depth: int, ends: int) -> MemoryPrediction:
+def extrapolate_prediction(simulated: list[tuple[MemoryTimeline, StepCost]], depth: int) -> MemoryPrediction:
     """Extrapolate the prediction for a deep model from the simulations of two shallow ones."""
     (low, low_cost), (high, high_cost) = simulated
-    peaks = [timeline.find_peaks(partial(name_part, ends=ends)) for timeline in (low, high)]
+    peaks = [timeline.find_peaks(name_part) for timeline in (low, high)]
     parts: dict[str, dict[Category, int]] = {}
     for name in sorted(peaks[0].keys() & peaks[1].keys()):
         before, after = low.at(peaks[0][name]), high.at(peaks[1][name])
-        parts[name] = {kind: round(extrapolate((before[kind], after[kind]), depth, ends)) for kind in CATEGORIES}
+        parts[name] = {kind: round(extrapolate((before[kind], after[kind]), depth)) for kind in CATEGORIES}
     at_peak = max(parts.values(), key=sum_categories)
-    host = extrapolate((float(low.host.max(initial=0)), float(high.host.max(initial=0))), depth, ends)
-    (a, b) = simulated_depths(ends)
+    host = extrapolate((float(low.host.max(initial=0)), float(high.host.max(initial=0))), depth)
+    a, b = simulated_depths()
     cost = replace(low_cost).plus(high_cost.plus(low_cost, -1.0), (depth - a) / (b - a))
     return MemoryPrediction(sum_categories(at_peak), round(host), at_peak, parts, cost)

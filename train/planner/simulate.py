@@ -1,7 +1,6 @@
 """Training steps on fake tensors, which allocate nothing, and the tracking of every allocation, fake or real.
 
-With meta_kernels.py the only file that uses names of torch which are not public: FakeTensorMode, the dispatch mode,
-weak dictionaries, the fake process group.
+The only file, with meta_kernels.py, that uses names of torch which are not public.
 """
 
 import copy
@@ -21,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.autograd.graph import _engine_run_backward
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._op_schema import OutputSharding
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -33,6 +33,7 @@ from train.offload.memory_accounting import Category, current_account
 from train.planner.memory_timeline import AllocationLog, MemoryTimeline
 from train.planner.meta_kernels import run_operation
 from train.planner.step_cost import STEPPING, CostMeter
+from train.planner.step_sharding import keep_aligned_steps
 from train.step.objective import Batch
 from train.step.train_state import TrainState
 from train.step.train_step import train_step
@@ -295,7 +296,8 @@ def open_fake_process_group(world: int) -> Iterator[None]:
 
     DeviceMesh._concatenate = staticmethod(concatenate_really)  # type: ignore[method-assign, assignment]
     try:
-        yield
+        with keep_aligned_steps(DTensor._op_dispatcher.sharding_propagator, OutputSharding(None)):
+            yield
     finally:
         DeviceMesh._concatenate = staticmethod(concatenate)  # type: ignore[method-assign]
         dist.destroy_process_group()
