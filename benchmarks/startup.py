@@ -1,4 +1,4 @@
-"""What it takes: seconds until `--help`, memory of a server, time and memory of a compression.
+"""What it takes: seconds until `--help`, and until a server is ready; its memory; time and memory of a compression.
 
     python benchmarks/startup.py ARTIFACT [--compress]
 
@@ -22,10 +22,12 @@ from server import Served
 
 from laconic.artifacts.artifact import Artifact
 from laconic.cache import VARIABLE
+from laconic.commands.http_session import start_server
 from serve.settings.server_settings import Settings
 
 LACONIC = str(Path(sys.executable).with_name("laconic"))
 REQUESTS = 100
+STARTS = 7
 
 
 def main() -> None:
@@ -39,8 +41,12 @@ def main() -> None:
     results.begin("startup", ["", ""])
     for name, command in (("python -c pass", [sys.executable, "-c", "pass"]), ("laconic --help", [LACONIC, "--help"])):
         results.add("startup", [f"`{name}`, median of 10", f"{seconds_of(command):.2f} s"])
+    artifact = Artifact.load(arguments.artifact)
+    ready = statistics.median(seconds_to_ready(artifact) for _ in range(STARTS))
+    served = f"server of {artifact.name} on {artifact.manifest.placement}"
+    results.add("startup", [f"{served}, from start to ready, median of {STARTS}", f"{ready:.1f} s"])
     memory = f"{resident(arguments.artifact) / 1e6:.0f} MB"
-    results.add("startup", [f"server with one artifact, resident after {REQUESTS} requests", memory])
+    results.add("startup", [f"{served}, resident with its worker after {REQUESTS} requests", memory])
     if arguments.compress:
         arguments.cache.mkdir(parents=True, exist_ok=True)
         source = model_folder(arguments.cache)
@@ -69,6 +75,13 @@ def seconds_of(command: list[str]) -> float:
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         found.append(time.perf_counter() - start)
     return statistics.median(found)
+
+
+def seconds_to_ready(artifact: Artifact) -> float:
+    """Wall-clock, from the start of the command to the line that names the address."""
+    start = time.perf_counter()
+    with start_server(artifact, "--unproven"):
+        return time.perf_counter() - start
 
 
 def resident(path: Path) -> int:
