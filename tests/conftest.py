@@ -26,11 +26,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts 
 typer.main.get_command = functools.cache(typer.main.get_command)
 
 SLOWEST = (
-    "search capture prediction text2text_generation text_heads plan trust pipeline parity_ledger gpu_benchmark "
-    "prune_transformer finetune stages fleet prune_channels fooled_verdict audio object_detection generator "
-    "serve_generation speech_to_text semantic_segmentation transform host_weights checkpoint"
+    "text_generation openvino_decoder text2text_generation capture tensor_parallel mesh_plan search finetune pipeline "
+    "prediction plan parity_ledger speech_to_text transcriptions stages object_detection gpu_benchmark fooled_verdict "
+    "fleet place quantize_stages prune_transformer loop generator audio text_heads image_text_to_text launchers "
+    "serve_text_fields serve_ray deploy rank_meter parallel distill search_strategy adapter layerwise "
+    "serve_generation prune_channels host_weights checkpoint"
 )
-"""The files of tests that take longest. They come first: the last one to begin would run alone at the end."""
+"""The files of tests that take longest, the longest first: the last one to begin would run alone at the end."""
 
 
 CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
@@ -60,8 +62,8 @@ def all_cores():
 @pytest.hookimpl(tryfirst=True)  # a plugin that shuffles has the last word
 def pytest_collection_modifyitems(items):
     """The slowest files first; skip what needs a GPU where there is none."""
-    slowest = {f"test_{name}" for name in SLOWEST.split()}
-    items.sort(key=lambda item: item.path.stem not in slowest)
+    places = {f"test_{name}": place for place, name in enumerate(SLOWEST.split())}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and not has_gpu():
         for item in marked:
