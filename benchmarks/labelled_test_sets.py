@@ -11,7 +11,7 @@ from pathlib import Path
 
 from classifier import write
 from corpus import INSTALLED, digest, docstrings, is_prose
-from digits import GIVEN, SEEN, read_digits
+from digit_images import GIVEN, SEEN, read_digits
 from test_set import order
 
 SALT = "laconic labelled test set 2"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import digits
+import digit_images
 import numpy as np
 from inputs import model_folder, texts
 from results import Results, make_parser
@@ -98,7 +98,7 @@ def minilm(folder: Path) -> tuple[Source, Dataset, Dataset]:
 
 def network(folder: Path) -> tuple[Source, Dataset, Dataset]:
     """The network that reads digits, and images."""
-    recipe = digits.prepared(folder)
+    recipe = digit_images.prepared(folder)
     source = open_source(recipe, Cache(folder / "cache"), trust=False)
     samples = split_samples(recipe, source.task)
     return source, samples.calibrate, samples.judge

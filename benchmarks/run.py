@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import digits
+import digit_images
 import minilm
 from inputs import model_folder, texts
 from results import Results, make_parser
@@ -51,7 +51,7 @@ def main() -> None:
         },
         "rounds": rounds,
         "minilm": minilm.measure(source, made, unseen, folder, rounds, sizes),
-        "digits": digits.measure(folder, rounds, sizes),
+        "digits": digit_images.measure(folder, rounds, sizes),
     }
     show(found, results)
     server: list[str | Path] = [
@@ -84,7 +84,9 @@ def show(found: dict[str, Any], results: Results) -> None:
     results.table("MiniLM: by kind", *minilm.kind_rows(model["fidelity"]))
     print(f"\n### Digits\n\nAccuracy on {network['images']} images that neither training nor `laconic` used.\n")
     head, speed = minilm.speed_rows(network["timings"])
-    results.table("digits", ["", "MB", "accuracy", "change (95 % interval)", *head[1:]], digits.rows(network, speed))
+    results.table(
+        "digits", ["", "MB", "accuracy", "change (95 % interval)", *head[1:]], digit_images.rows(network, speed)
+    )
 
 
 if __name__ == "__main__":

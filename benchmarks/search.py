@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from classifier import classifier
-from digits import GIVEN, SEEN, read_digits, trained
+from digit_images import GIVEN, SEEN, read_digits, trained
 from safetensors.torch import save_file
 
 from compress.search.search import search

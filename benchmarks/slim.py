@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch_pruning
-from digits import GIVEN, SEEN, build, read_digits
+from digit_images import GIVEN, SEEN, build, read_digits
 from results import Results, make_parser
 from torch import nn
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
-from digits import Residual
+from digit_images import Residual
 from inputs import CLASSES, learn_tokenizer, model_folder, read_classes, texts
 from sklearn.datasets import load_digits
 from torch import nn

@@ -159,6 +159,6 @@ def vit(folder: Path, batch: int) -> Model:
 
 
 def cnn(batch: int) -> Model:
-    """The ResNet of digits.py."""
+    """The ResNet of digit_images.py."""
     subject = open_meta_model(Path(CNN), builder=CNN, task="image-classification")
     return Model("ResNet", subject, builder.describe_source(CNN, {}), batch, 1)

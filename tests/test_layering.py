@@ -419,3 +419,9 @@ def test_private_names_of_torch_stay_in_one_file():
         used = {ast.unparse(node) for node in nodes_in(module) if isinstance(node, ast.Attribute)}
         private = {name for name in used | {name for name, _ in imports(module)} if PRIVATE.fullmatch(name)}
         assert {name for name in private - DOCUMENTED if not name.startswith("torch.ops.")} == set(), module
+
+
+def test_modules_of_tests_and_of_benchmarks_have_names_of_their_own():
+    # Some tests import a benchmark, and both folders are on the path then.
+    tests, benchmarks = ({path.stem for path in (HOME / folder).glob("*.py")} for folder in ("tests", "benchmarks"))
+    assert tests & benchmarks == set()
