@@ -31,6 +31,7 @@ from train.planner.memory_timeline import AllocationLog
 from train.planner.meta_model import MetaModel, open_meta_model
 from train.planner.prediction import predict
 from train.planner.simulate import STEPS, AllocationTracker, Prepare, make_fake_mode, trace_memory
+from train.planner.stage_simulation import trace_structure
 from train.settings import Training
 from train.step.objective import Batch
 from train.step.train_state import TrainState
@@ -89,6 +90,9 @@ def config(kind: str, layers: int, words: int) -> tuple[Any, str]:
             vocab_size=words, n_embd=64, n_layer=layers, n_head=4, n_positions=64, activation_function="gelu"
         )
         task = "text-generation"
+    elif kind == "mixtral":
+        made = transformers.MixtralConfig(vocab_size=words, num_local_experts=4, num_key_value_heads=2, **wide)
+        task = "text-generation"
     elif kind == "bert":
         made = transformers.BertConfig(vocab_size=words, max_position_embeddings=64, num_labels=3, **wide, **SMALL)
         task = "text-classification"
@@ -145,7 +149,7 @@ def most(found: profile, folder: Path) -> int:
 @pytest.mark.parametrize(
     ("kind", "choice", "optimizer"),
     [("gpt2", *each) for each in COMBINATIONS + TEXT]
-    + [("bert", *COMBINATIONS[2]), ("vit", *COMBINATIONS[4])]
+    + [("bert", *COMBINATIONS[2]), ("vit", *COMBINATIONS[4]), ("mixtral", *COMBINATIONS[0])]
     + sweep(("bert", *COMBINATIONS[5]), ("vit", *COMBINATIONS[6])),
     ids=str,
 )
@@ -342,3 +346,10 @@ def test_an_optimizer_is_timed_beside_memory_and_kept_in_its_terms(tmp_path):
     assert first > 0
     assert measure_optimizer(optimizer, rates, cache) == first, "it is kept"
     assert measure_optimizer(optimizer, rates.model_copy(update={"passes": slow}), cache) == pytest.approx(2 * first)
+
+
+def test_experts_are_among_the_operations_of_a_layer(tmp_path):
+    subject, _ = opened(tmp_path, "mixtral", 2)
+    traced = trace_structure(subject, settings((), "adamw"), LENGTH)
+    experts = 3 * 2 * LENGTH * 2 * 64 * 256  # three products for each of two experts of a token
+    assert 1.05 * experts < traced.flops[1] < 1.5 * experts

@@ -31,7 +31,7 @@ from laconic.models.repeated_layers import find_layers
 from train.offload.chunked_loops import sample_chunks
 from train.offload.memory_accounting import Category, current_account
 from train.planner.memory_timeline import AllocationLog, MemoryTimeline
-from train.planner.meta_kernels import run_operation
+from train.planner.meta_kernels import ShapeMode, run_operation
 from train.planner.step_cost import STEPPING, CostMeter
 from train.planner.step_sharding import keep_aligned_steps
 from train.step.objective import Batch
@@ -281,7 +281,7 @@ def skip_values(state: TrainState, batch: Batch) -> tuple[TrainState, Batch]:
 
 def make_fake_mode() -> FakeTensorMode:
     """Make a context in which new tensors are fake: they have shape and dtype, and no storage."""
-    return FakeTensorMode(allow_non_fake_inputs=True)
+    return ShapeMode(allow_non_fake_inputs=True)
 
 
 @contextmanager

@@ -5,9 +5,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
+from laconic.models.flop_formulas import group_flops
 from train.offload.memory_accounting import current_account
 from train.parallel.collective_traffic import COLLECTIVES, count_sent, find_group, find_tensors
 from train.parallel.mesh import Axis
@@ -20,6 +22,7 @@ FREE = frozenset(
 STEPPING = "stepping"
 """The phase that the optimizer's own operations are counted in, wherever in the step they run."""
 ATTENTION = ("scaled_dot_product", "flash_attention")
+GROUPED = torch.ops.aten._grouped_mm
 
 
 @dataclass
@@ -119,7 +122,7 @@ def is_free(func: Any) -> bool:
 def has_flops(func: Any) -> bool:
     """Return whether an operation is a matrix product, a convolution or attention."""
     packet = func._overloadpacket
-    return packet in flop_registry or any(part in str(packet) for part in ATTENTION)
+    return packet in flop_registry or packet is GROUPED or any(part in str(packet) for part in ATTENTION)
 
 
 def count_flops(func: Any, args: Any, kwargs: Any, out: Any) -> float:
@@ -127,6 +130,8 @@ def count_flops(func: Any, args: Any, kwargs: Any, out: Any) -> float:
     packet = func._overloadpacket
     if packet in flop_registry:
         return float(flop_registry[packet](*args, **kwargs, out_val=out))
+    if packet is GROUPED:
+        return float(group_flops(args[0].shape, args[1].shape))
     # The CPU's kernels of attention, which torch's registry of FLOP formulas lacks.
     first = [tensor for tensor in find_tensors(args) if tensor.dim() == 4]
     backward = "backward" in str(packet)
