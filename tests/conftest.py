@@ -50,6 +50,18 @@ def pytest_configure(config):
         os.sched_setaffinity(0, {sorted(CORES)[number % len(CORES)]})
 
 
+HANDLERS = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+
+@pytest.fixture(autouse=True)
+def _give_back_signals_and_log():
+    """Undo what agents of torchrun do to the signals of this process, and Ray to its log, before the next test."""
+    yield
+    logging.getLogger().setLevel(logging.WARNING)
+    for number, handler in HANDLERS.items():
+        signal.signal(number, handler)
+
+
 @pytest.fixture
 def all_cores():
     """Let a test use all cores, which something that it uses counts."""
