@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch_pruning
-from digit_images import GIVEN, SEEN, build, read_digits
+from digit_images import GIVEN, SEEN, build, read_digits, trained
 from results import Results, make_parser
 from torch import nn
 
@@ -74,26 +74,12 @@ def build_branches() -> nn.Module:
 MODELS = {"residual": build, "branches": build_branches}
 
 
-def learned(name: str, images: Array, labels: Array) -> nn.Module:
-    """Eight passes over the images; always the same."""
-    torch.manual_seed(0)
-    model = MODELS[name]()
-    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-    x, y = torch.from_numpy(images), torch.from_numpy(labels)
-    for _ in range(8):
-        for rows in torch.randperm(len(x)).reshape(-1, 50):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-    return model
-
-
 def opened(name: str, images: Array, labels: Array, folder: Path) -> Checkpoint:
     """The model of this name, trained here, as a checkpoint."""
     file = folder / f"{name}.pt"
     module = MODELS[name]()
     if not file.is_file():
-        torch.save(learned(name, images[:SEEN], labels[:SEEN]).state_dict(), file)
+        torch.save(trained(images[:SEEN], labels[:SEEN], MODELS[name]).state_dict(), file)
     module.load_state_dict(torch.load(file, weights_only=True))
     inputs: Any = module.inputs
     task = ImageClassification(inputs, preprocess=ImagePreprocess(channels=1))

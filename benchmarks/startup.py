@@ -1,9 +1,10 @@
 """What it takes: seconds until `--help`, and until a server is ready; its memory; time and memory of a compression.
 
-    python benchmarks/startup.py ARTIFACT [--compress]
+    python benchmarks/startup.py ARTIFACT ... [--compress]
 
-ARTIFACT: one of texts. With --compress the default recipe is run with an empty cache, and then one that calibrates with
-ten times the samples beside one that does not: its peak must not grow. That takes eight minutes on two quiet cores.
+ARTIFACT: of texts, such as one for each engine. With --compress the default recipe is run with an empty cache, and then
+one that calibrates with ten times the samples beside one that does not: its peak must not grow. That takes eight
+minutes on two quiet cores.
 """
 
 import json
@@ -33,7 +34,7 @@ STARTS = 7
 def main() -> None:
     """Measure and print."""
     parser = make_parser(__doc__)
-    parser.add_argument("artifact", type=Path)
+    parser.add_argument("artifacts", type=Path, nargs="+")
     parser.add_argument("--compress", action="store_true", help="measure compression, too")
     parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where inputs and artifacts go")
     arguments = parser.parse_args()
@@ -41,12 +42,13 @@ def main() -> None:
     results.begin("startup", ["", ""])
     for name, command in (("python -c pass", [sys.executable, "-c", "pass"]), ("laconic --help", [LACONIC, "--help"])):
         results.add("startup", [f"`{name}`, median of 10", f"{seconds_of(command):.2f} s"])
-    artifact = Artifact.load(arguments.artifact)
-    ready = statistics.median(seconds_to_ready(artifact) for _ in range(STARTS))
-    served = f"server of {artifact.name} on {artifact.manifest.placement}"
-    results.add("startup", [f"{served}, from start to ready, median of {STARTS}", f"{ready:.1f} s"])
-    memory = f"{resident(arguments.artifact) / 1e6:.0f} MB"
-    results.add("startup", [f"{served}, resident with its worker after {REQUESTS} requests", memory])
+    for path in arguments.artifacts:
+        artifact = Artifact.load(path)
+        served = f"server of {artifact.name} on {artifact.manifest.placement}"
+        ready = statistics.median(seconds_to_ready(artifact) for _ in range(STARTS))
+        results.add("startup", [f"{served}, from start to ready, median of {STARTS}", f"{ready:.1f} s"])
+        memory = f"{resident(path) / 1e6:.0f} MB"
+        results.add("startup", [f"{served}, resident with its worker after {REQUESTS} requests", memory])
     if arguments.compress:
         arguments.cache.mkdir(parents=True, exist_ok=True)
         source = model_folder(arguments.cache)

@@ -1,9 +1,11 @@
 import functools
 import gc
+import importlib
 import logging
 import os
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -60,6 +62,14 @@ def _give_back_signals_and_log():
     logging.getLogger().setLevel(logging.WARNING)
     for number, handler in HANDLERS.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture(scope="module")
+def import_benchmark():
+    """Return what imports a script of benchmarks/ by its name."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+        yield importlib.import_module
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """What operators copy from deploy/: manifests, alerts, the dashboard, nginx, compose."""
 
-import importlib
 import json
 import math
 import os
@@ -273,12 +272,11 @@ def test_compose_names_only_files_that_are_there_or_made_by_the_script_and_publi
 
 @pytest.mark.parametrize("fault", ["frozen", "restarted"])
 def test_behind_nginx_no_request_fails_while_a_server_freezes_or_stops(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, import_benchmark: Callable[[str], Any], fault: str
 ) -> None:
     """The other faults, with figures: benchmarks/failover.py."""
     need("nginx", "nginx-light")
-    monkeypatch.syspath_prepend(HOME / "benchmarks")
-    failover = importlib.import_module("failover")
+    failover = import_benchmark("failover")
     for name, value in {"CLIENTS": 4, "SERVERS": 2, "PAUSE": 0.05}.items():
         monkeypatch.setattr(failover, name, value)
     artifact = write_artifact(tmp_path / "twice.laconic")

@@ -1,6 +1,5 @@
 """The pages say what the code does: every verb, key, setting and library is on its page."""
 
-import importlib
 import re
 import subprocess
 import sys
@@ -277,18 +276,16 @@ def test_a_standard_term_leads_to_the_code(term):
     assert any(term.lower() in " ".join(path.read_text(encoding="utf-8").lower().split()) for path in sources)
 
 
-def test_the_plot_of_the_readme_is_drawn_from_its_table(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(HOME / "benchmarks")
-    plot = importlib.import_module("plot")
+def test_the_plot_of_the_readme_is_drawn_from_its_table(tmp_path, import_benchmark):
+    plot = import_benchmark("plot")
     points = plot.read_points(HOME / "README.md")
     assert len(points) >= 10
     plot.draw(points, tmp_path / "front.svg")
     assert read_marks(tmp_path / "front.svg") == read_marks(DOCS / "images" / "front.svg")
 
 
-def test_bars_are_drawn_from_the_tables_of_their_pages(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(HOME / "benchmarks")
-    importlib.import_module("bars").draw_all(tmp_path)
+def test_bars_are_drawn_from_the_tables_of_their_pages(tmp_path, import_benchmark):
+    import_benchmark("bars").draw_all(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["servers.svg", "training.svg"]
     for path in tmp_path.iterdir():
         assert len(read_marks(path)[0]) > 10
@@ -303,9 +300,8 @@ def read_marks(path):
     return words, [(round(float(x)), round(float(y))) for x, y in places]
 
 
-def test_pages_show_what_the_result_files_say(monkeypatch):
-    monkeypatch.syspath_prepend(HOME / "benchmarks")
-    results = importlib.import_module("results")
+def test_pages_show_what_the_result_files_say(import_benchmark):
+    results = import_benchmark("results")
     shown = {}
     for page, text, rendered in results.render_pages():
         assert text == rendered, f"{page.name}: run python benchmarks/results.py"
@@ -313,9 +309,8 @@ def test_pages_show_what_the_result_files_say(monkeypatch):
     assert sorted(shown) == sorted(["looks", *(path.stem for path in results.FOLDER.glob("*.json"))])
 
 
-def test_a_table_is_kept_with_its_conditions_and_written_again_over_an_older_one(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(HOME / "benchmarks")
-    results = importlib.import_module("results")
+def test_a_table_is_kept_with_its_conditions_and_written_over_an_older_one(tmp_path, monkeypatch, import_benchmark):
+    results = import_benchmark("results")
     monkeypatch.setattr(results, "FOLDER", tmp_path)
     monkeypatch.setattr(results, "list_changes", list)
     words = ["/home/me/benchmarks/speed.py", "/data/a model.laconic", "--runs", "5", "--publish"]
@@ -338,9 +333,8 @@ def test_benchmarks_print_their_tables_through_result_files():
     assert printing == {"results"}
 
 
-def test_figures_of_uncommitted_code_are_not_published(monkeypatch):
-    monkeypatch.syspath_prepend(HOME / "benchmarks")
-    results = importlib.import_module("results")
+def test_figures_of_uncommitted_code_are_not_published(monkeypatch, import_benchmark):
+    results = import_benchmark("results")
     monkeypatch.setattr(results, "list_changes", lambda: ["serve/server.py"])
     with pytest.raises(SystemExit, match=r"commit serve/server\.py first"):
         results.Results("speed", publish=True)

@@ -1,22 +1,17 @@
 """The labelled test sets: none of their samples is trained with, and no null answer does well on them."""
 
-import importlib
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 CHANCE = 0.15
 """The share of right answers that a null answer may have, of ten or twelve classes."""
 
 
 @pytest.fixture(scope="module")
-def module():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(BENCHMARKS)
-        yield importlib.import_module("labelled_test_sets")
+def module(import_benchmark):
+    return import_benchmark("labelled_test_sets")
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +50,7 @@ def test_digits_judge_in_another_order_than_that_of_development_and_null_answers
 
 
 @pytest.mark.sweep
-def test_no_package_of_the_test_set_is_one_that_the_recipe_was_chosen_by(module):
-    classifier = importlib.import_module("classifier")
+def test_no_package_of_the_test_set_is_one_that_the_recipe_was_chosen_by(module, import_benchmark):
+    classifier = import_benchmark("classifier")
     sizes = {label: len(texts) for label, texts in classifier.labelled_texts().items()}
     assert not set(module.PACKAGES) & set(sorted(sizes, key=lambda label: (-sizes[label], label))[: classifier.LABELS])

@@ -1,6 +1,5 @@
 """Looks at test sets: recorded by the scripts that look, and not older than what their figures depend on."""
 
-import importlib
 import subprocess
 from pathlib import Path
 
@@ -9,10 +8,9 @@ import pytest
 HOME = Path(__file__).parents[1]
 
 
-@pytest.fixture
-def looks(monkeypatch):
-    monkeypatch.syspath_prepend(HOME / "benchmarks")
-    return importlib.import_module("looks")
+@pytest.fixture(scope="module")
+def looks(import_benchmark):
+    return import_benchmark("looks")
 
 
 def run_git(*words, cwd=HOME):
@@ -26,17 +24,17 @@ def test_no_figure_of_a_test_set_is_older_than_what_it_depends_on(looks):
     assert looks.find_stale_looks(looks.read_looks()) == [], "look again, or enter the look as a development set"
 
 
-def test_a_published_judgement_is_in_the_ledger(looks):
-    results = importlib.import_module("results")
+def test_a_published_judgement_is_in_the_ledger(looks, import_benchmark):
+    results = import_benchmark("results")
     for path in results.FOLDER.glob("judge*.json"):
         published = results.ResultFile.model_validate_json(path.read_text(encoding="utf-8"))
         assert (published.command, published.commit) in {(look.command, look.commit) for look in looks.read_looks()}
 
 
 @pytest.fixture
-def repository(tmp_path, looks, monkeypatch):
+def repository(tmp_path, looks, import_benchmark, monkeypatch):
     """A repository with a method and an empty ledger."""
-    monkeypatch.setattr(importlib.import_module("provenance"), "HOME", tmp_path)
+    monkeypatch.setattr(import_benchmark("provenance"), "HOME", tmp_path)
     monkeypatch.setattr(looks, "LEDGER", tmp_path / "benchmarks" / "looks.json")
     looks.LEDGER.parent.mkdir()
     looks.write_looks([])

@@ -1,20 +1,17 @@
 """The second test set: the frozen texts are here, and none is one that something is healed on or chosen by."""
 
-import importlib
 import json
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+CONSTRAINTS = Path(__file__).parents[1] / "constraints.txt"
 
 
 @pytest.fixture(scope="module")
-def module():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(BENCHMARKS)
-        yield importlib.import_module("second_test_set")
+def module(import_benchmark):
+    return import_benchmark("second_test_set")
 
 
 @pytest.fixture(scope="module")
@@ -35,15 +32,15 @@ def texts(module):
     return texts
 
 
-def test_all_texts_are_found_and_each_kind_is_another_than_what_is_healed_on(module, texts):
-    corpora = [importlib.import_module(name).KINDS for name in ("wide_corpus", "test_set")]
+def test_all_texts_are_found_and_each_kind_is_another_than_what_is_healed_on(module, texts, import_benchmark):
+    corpora = [import_benchmark(name).KINDS for name in ("wide_corpus", "test_set")]
     assert not {*texts} & {kind for kinds in corpora for kind in kinds}
     assert {len(chosen) for chosen in texts.values()} == {module.EACH}
     assert len(module.KINDS) * module.EACH >= 1000
 
 
 def test_the_packages_of_the_texts_are_pinned(module):
-    pins = set((BENCHMARKS.parent / "constraints.txt").read_text(encoding="utf-8").splitlines())
+    pins = set(CONSTRAINTS.read_text(encoding="utf-8").splitlines())
     versions = json.loads(module.FROZEN.read_text(encoding="utf-8"))["versions"]
     assert {f"{name}=={version}" for name, version in versions.items() if name != "python"} <= pins
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-import runpy
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -91,29 +91,27 @@ def test_the_configuration_of_ray_serve_llm_is_one_that_ray_and_vllm_read() -> N
 
 
 @pytest.fixture
-def tools(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The benchmark's functions."""
-    monkeypatch.syspath_prepend(HOME / "benchmarks")
-    return runpy.run_path(str(HOME / "benchmarks/ray_replicas.py"))
+def tools(import_benchmark: Callable[[str], Any]) -> Any:
+    return import_benchmark("ray_replicas")
 
 
 @pytest.mark.skipif(find_spec("grpc_reflection") is None, reason="ray[serve] is not installed")
 def test_a_cluster_gives_the_same_bytes_survives_a_kill_names_its_replicas_and_ends_with_0(
-    tmp_path: Path, tools: dict[str, Any]
+    tmp_path: Path, tools: Any
 ) -> None:
     artifact = write_artifact(tmp_path / "twice.laconic")
     options = ("--on", "ray", "--replicas", "2", "--drain", "0", "--max-rows", "4")
     with (
-        tools["serving"](str(artifact), *options) as served,
+        tools.serving(str(artifact), *options) as served,
         running(f"model={artifact}") as bare,
         httpx.Client(base_url=served.url) as client,
     ):
         assert client.get("/v2/health/ready").status_code == 200
         assert client.post("/v2/models/model/infer", json=request_of([[1, 2, 3]] * 5)).status_code == 400
-        bodies = asyncio.run(tools["ask"](served, 1, 0.5)).bodies
-        served_bare = tools["Served"](served.process, bare.url, served.requests)
-        assert bodies == asyncio.run(tools["ask"](served_bare, 1, 0.2)).bodies
-        killed = tools["measure_kill"](served, 2.5)
+        bodies = asyncio.run(tools.ask(served, 1, 0.5)).bodies
+        served_bare = tools.Served(served.process, bare.url, served.requests)
+        assert bodies == asyncio.run(tools.ask(served_bare, 1, 0.2)).bodies
+        killed = tools.measure_kill(served, 2.5)
         assert set(killed.final) == {"200"}, killed
         samples = '\nnv_inference_count{replica="'
         assert eventually(lambda: client.get("/metrics").text.count(samples) == 2, 60)
@@ -121,8 +119,8 @@ def test_a_cluster_gives_the_same_bytes_survives_a_kill_names_its_replicas_and_e
 
 @pytest.mark.sweep
 @pytest.mark.skipif(find_spec("grpc_reflection") is None, reason="ray[serve] is not installed")
-def test_replicas_follow_the_load_and_no_request_fails(tmp_path: Path, tools: dict[str, Any]) -> None:
-    with tools["serving"](str(write_artifact(tmp_path / "twice.laconic")), "--on", "ray", *tools["SCALING"]) as served:
-        tally, most, last = tools["measure_scaling"](served)
+def test_replicas_follow_the_load_and_no_request_fails(tmp_path: Path, tools: Any) -> None:
+    with tools.serving(str(write_artifact(tmp_path / "twice.laconic")), "--on", "ray", *tools.SCALING) as served:
+        tally, most, last = tools.measure_scaling(served)
     assert set(tally.final) == {"200"}, tally
     assert (most, last) == (3, 1)

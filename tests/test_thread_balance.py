@@ -9,8 +9,9 @@ import torch
 
 from train.callbacks import thread_balance
 from train.callbacks.callback import StepReport
-from train.callbacks.thread_balance import MUCH, ThreadBalance, can_balance, compute_wait_share, read_thread_times
+from train.callbacks.thread_balance import MUCH, ThreadBalance, balance_threads, compute_wait_share, read_thread_times
 
+counted = pytest.mark.skipif(not read_thread_times(), reason="this system does not count how long threads wait")
 STEP = StepReport(step=1, loss=1.0, lr=0.1, tokens=1, rows=1, seconds=0.1, waited=0.0)
 
 
@@ -35,9 +36,6 @@ def follow(balance, shares, seconds=2.0):
 def test_threads_follow_the_share_of_the_cores_and_come_back_when_it_is_quiet(balance):
     assert follow(balance, [0.1, 0.5, 0.6, 0.9, 0.9]) == [8, 4, 2, 1, 1]
     assert follow(balance, [0.0] * 6) == [1, 2, 2, 4, 4, 8]
-    balance.adapt(0.5, 2.0)
-    balance.close()
-    assert torch.get_num_threads() == 8
 
 
 def test_a_try_of_more_threads_that_fails_is_made_again_later_each_time(balance):
@@ -64,6 +62,7 @@ def test_a_step_reads_the_times_of_the_threads_now_and_then(balance, monkeypatch
     assert torch.get_num_threads() == 4  # the second thread is not in both readings
 
 
+@counted
 def test_threads_on_one_core_are_seen_to_wait_for_each_other():
     core, both, stop = min(os.sched_getaffinity(0)), threading.Barrier(3), threading.Event()
 
@@ -78,23 +77,47 @@ def test_threads_on_one_core_are_seen_to_wait_for_each_other():
         thread.start()
     names = [str(thread.native_id) for thread in threads]
     both.wait()
-    before = {name: read_thread_times()[name] for name in names}
-    after = before
-    while sum(after[name][0] - before[name][0] for name in names) < 3e8:  # nanoseconds of work
-        after = read_thread_times()
-    stop.set()
-    for thread in threads:
-        thread.join()
+    try:
+        before = {name: read_thread_times()[name] for name in names}
+        after = before
+        while sum(after[name][0] - before[name][0] for name in names) < 3e8:  # nanoseconds of work
+            after = read_thread_times()
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
     assert compute_wait_share(before, after) > MUCH
 
 
-def test_the_number_of_threads_that_is_given_is_kept(monkeypatch):
-    assert not can_balance(torch.device("cpu"))  # the suite gives it
-    monkeypatch.delenv(thread_balance.VARIABLE)
-    assert can_balance(torch.device("cpu"))
-    assert not can_balance(torch.device("meta"))
-    monkeypatch.setattr(thread_balance, "THREADS", thread_balance.THREADS / "missing")
-    assert not can_balance(torch.device("cpu"))
+@counted
+@pytest.mark.parametrize(
+    ("device", "techniques", "variable", "tasks", "follows"),
+    [
+        ("cpu", (), None, True, True),
+        ("cpu", ("bf16",), None, True, True),
+        ("cpu", ("compile",), None, True, False),  # which would compile anew
+        ("cpu", (), "2", True, False),
+        ("cpu", (), None, False, False),
+        ("cuda", (), None, True, False),
+    ],
+)
+def test_the_load_is_followed_where_the_number_of_threads_is_free(
+    device, techniques, variable, tasks, follows, monkeypatch
+):
+    monkeypatch.delenv(thread_balance.VARIABLE)  # the suite gives it
+    if variable:
+        monkeypatch.setenv(thread_balance.VARIABLE, variable)
+    if not tasks:
+        monkeypatch.setattr(thread_balance, "THREADS", thread_balance.THREADS / "missing")
+    with balance_threads(torch.device(device), techniques) as balances:
+        assert len(balances) == follows
+
+
+def test_the_process_has_its_threads_back_afterwards():
+    before = torch.get_num_threads()
+    with balance_threads(torch.device("cpu"), ()):
+        torch.set_num_threads(before + 1)
+    assert torch.get_num_threads() == before
 
 
 def test_no_waiting_is_computed_without_time():

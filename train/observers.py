@@ -15,7 +15,6 @@ from train.callbacks.journal import Journal
 from train.callbacks.monitor import Progress, StepMeter
 from train.callbacks.run_estimate import ReportPace, RunEstimate
 from train.callbacks.tensorboard import TensorBoard
-from train.callbacks.thread_balance import ThreadBalance, can_balance
 from train.callbacks.trace import MemorySnapshot, Profile, chain_phases, nvtx_phase
 from train.parallel.rank_meter import RankMeter
 from train.parallel.ranks import Ranks
@@ -69,8 +68,6 @@ def observe(
         rank_meter = RankMeter(ranks, energy)
         phases = [nvtx_phase(state.device)] if settings.nvtx else []
         add(energy)
-        if can_balance(state.device):
-            add(ThreadBalance())
         if ranks.world > 1:
             add(rank_meter)
             phases.insert(0, rank_meter.phase)

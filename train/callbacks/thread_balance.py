@@ -2,7 +2,8 @@
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -61,14 +62,19 @@ class ThreadBalance(RunLog):
             self._quiet, self._is_trying = 0.0, True
             torch.set_num_threads(min(2 * threads, self._most))
 
-    def close(self) -> None:
-        """Give the process its threads back."""
-        torch.set_num_threads(self._most)
 
-
-def can_balance(device: torch.device) -> bool:
-    """Return whether a run's threads may follow the load: on a CPU, where the number of threads is not given."""
-    return device.type == "cpu" and VARIABLE not in os.environ and bool(read_thread_times())
+@contextmanager
+def balance_threads(device: torch.device, techniques: Container[str]) -> Iterator[list[RunLog]]:
+    """Yield what has the threads of a run follow the load of the machine, which is told of its steps; afterwards torch
+    has as many as before. Nothing does on a GPU, where OMP_NUM_THREADS gives their number, or where the system does not
+    tell how long they wait; nor where `compile` is among the techniques, since a model is compiled again for each
+    number of threads."""
+    before = torch.get_num_threads()
+    is_free = device.type == "cpu" and VARIABLE not in os.environ and "compile" not in techniques
+    try:
+        yield [ThreadBalance()] if is_free and read_thread_times() else []
+    finally:
+        torch.set_num_threads(before)
 
 
 def read_thread_times() -> Times:

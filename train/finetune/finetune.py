@@ -26,6 +26,7 @@ from laconic.progress import Steps
 from laconic.registry import trust_addresses
 from train.callbacks.callback import Callback, RunDescription, RunLog
 from train.callbacks.run_estimate import format_estimate
+from train.callbacks.thread_balance import balance_threads
 from train.finetune.advice import advise, copy_structure, fit_to_memory, measure_available, measure_longest
 from train.finetune.class_weights import compute_class_weights
 from train.finetune.evaluator import BEST, Evaluator
@@ -196,7 +197,8 @@ def run_training(
     claim = claim_folder(folder, key, inputs.validation.fingerprint, steps) if ranks.is_first else nullcontext()
     with claim, translate_memory_errors():
         ranks.any(False)  # a barrier: no rank reads the folder before it is claimed
-        with open_logs(recipe, folder, key, ranks) as logs:
+        techniques = {named.name for named in recipe.techniques}
+        with open_logs(recipe, folder, key, ranks) as logs, balance_threads(ranks.device, techniques) as balances:
             evaluator = Evaluator(inputs.validation, recipe, folder, steps, is_first=ranks.is_first, logs=logs)
             every = recipe.eval_every or ceil(len(inputs.train.keys) / recipe.batch_size)
 
@@ -220,7 +222,7 @@ def run_training(
                 eval_every=recipe.eval_every,
                 conclude=evaluator.conclude,
                 cache=cache,
-                logs=logs,
+                logs=[*logs, *balances],
             )
         return result, evaluator
 
