@@ -12,6 +12,7 @@ import argparse
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -61,7 +62,8 @@ class ResultFile(BaseModel):
         machine = f"{self.processor} ({', '.join(self.features)}), {self.cores} cores"
         load = f"load {self.load[0]:.1f} before, {self.load[1]:.1f} after"
         measured = f"Measured by `{self.command}` at commit {self.commit[:8]} on {self.day}: {machine}, {load}."
-        return "\n".join((*lines, "", measured))
+        prose = textwrap.wrap(measured, 120, break_long_words=False, break_on_hyphens=False)
+        return "\n".join((*lines, "", *prose))
 
 
 class Results:
