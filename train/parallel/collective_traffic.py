@@ -15,7 +15,7 @@ from train.parallel.ranks import Ranks
 
 COLLECTIVES = ("c10d", "_c10d_functional")
 """Namespaces of the operations that send to other ranks."""
-SILENT = ("barrier", "recv", "wait_tensor")
+SILENT = ("barrier", "recv")
 """The first parts of the names of those that send nothing."""
 
 
@@ -36,8 +36,10 @@ class TrafficCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         output = func(*args, **(kwargs or {}))
         if func.namespace in COLLECTIVES:
             values = (*args, *(kwargs or {}).values())
-            ranks = self._sizes.get(find_group(values), self._world)
-            self.sent += count_sent(func, [*find_tensors(values), *find_tensors(output)], ranks)
+            group = find_group(values)
+            if group:  # else it waits for another operation, or wraps what that returned
+                ranks = self._sizes.get(group, self._world)
+                self.sent += count_sent(func, [*find_tensors(values), *find_tensors(output)], ranks)
         return output
 
 

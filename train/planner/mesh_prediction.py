@@ -10,13 +10,22 @@ from train.planner.memory_prediction import MemoryPrediction, count_rows, sum_ca
 from train.planner.mesh_cases import (
     Case,
     MeshJob,
+    StageLayout,
     arrange_stages,
     combine_predictions,
     list_rank_cases,
     list_stage_cases,
 )
 from train.planner.stage_footprint import StageFootprint, combine_footprints, sum_costs
-from train.planner.stage_walk import GRADIENTS, PARAMETERS, StageWalk, compute_bubble, order_actions
+from train.planner.stage_walk import (
+    GRADIENTS,
+    PARAMETERS,
+    StageWalk,
+    compute_bubble,
+    order_events,
+    sends_back,
+    sends_on,
+)
 from train.planner.step_cost import StepCost
 
 Simulated = Mapping[Case, StageFootprint | MemoryPrediction]
@@ -104,24 +113,24 @@ def predict_stages(job: MeshJob, sizes: AxisSizes, schedule: ScheduleName, simul
         combine_footprints((weight, find(case)) for weight, case in list_stage_cases(layout, stage, sizes.tensor))
         for stage in range(len(layout.layers))
     ]
-    orders = order_actions(schedule, sizes.pipeline, layout.micro_batches)
+    events = order_events(schedule, sizes.pipeline, layout.micro_batches)
     shards = sizes.shard if sizes.shard * sizes.replicate > 1 else None
     parts = [
         {stage: footprints[stage] for stage, place in enumerate(layout.places) if place == rank}
         for rank in range(sizes.pipeline)
     ]
-    last = len(layout.layers) - 1
+    places, last = layout.places, len(layout.layers) - 1
     tied = job.tied / sizes.tensor
     peaks = [
         StageWalk(
-            part, last, layout.micro_batches, schedule != "1f1b", shards, tied if {0, last} <= set(part) else 0.0
+            part, places, layout.micro_batches, schedule != "1f1b", shards, tied if {0, last} <= set(part) else 0.0
         ).run(order)
-        for part, order in zip(parts, orders, strict=True)
+        for part, order in zip(parts, events, strict=True)
     ]
     costs = [sum_costs((layout.micro_batches, footprint.passes) for footprint in part.values()) for part in parts]
     steps = [sum_costs((1 / (shards or 1), footprint.stepping) for footprint in part.values()) for part in parts]
     bubble = compute_bubble(schedule, sizes.pipeline, layout.micro_batches)
-    sent = [count_sent(part, last, layout.micro_batches, sizes, cost) for part, cost in zip(parts, costs, strict=True)]
+    sent = [count_sent(layout, part, sizes, cost, tied) for part, cost in zip(parts, costs, strict=True)]
     slowest = max(costs, key=StepCost.seconds)
     return MeshPrediction(
         sizes,
@@ -139,15 +148,19 @@ def predict_stages(job: MeshJob, sizes: AxisSizes, schedule: ScheduleName, simul
 
 
 def count_sent(
-    footprints: Mapping[int, StageFootprint], last: int, micro_batches: int, sizes: AxisSizes, cost: StepCost
+    layout: StageLayout, footprints: Mapping[int, StageFootprint], sizes: AxisSizes, cost: StepCost, tied: float
 ) -> dict[Axis, float]:
-    """Count the bytes that a rank of a pipeline sends in a step, by axis: hidden states and their gradients, weights
-    that are gathered once and gradients that are reduced once, and the outputs of parts of layers."""
-    hidden = sum(((stage > 0) + (stage < last)) * part.hidden for stage, part in footprints.items())
+    """Count the bytes that a rank of a pipeline sends in a step, by axis: hidden states and their gradients, the
+    gradients of tied weights, weights that are gathered once and gradients that are reduced once, and the outputs of
+    parts of layers. footprints: of its stages. tied: bytes of the weights that the first and the last stage share."""
+    places = layout.places
+    ends = {stage: sends_back(places, stage) + sends_on(places, stage) for stage in footprints}
+    hidden = sum(ends[stage] * part.hidden for stage, part in footprints.items())
+    is_one_end = len({0, len(places) - 1} & footprints.keys()) == 1
     weights = sum(float(part.held[PARAMETERS]) for part in footprints.values())
     gradients = sum(float(part.gradients[GRADIENTS]) for part in footprints.values())
     sent: dict[Axis, float] = {
-        "pipeline": micro_batches * hidden,
+        "pipeline": layout.micro_batches * hidden + is_one_end * tied / sizes.shard,
         "replicate": 2 * share_sent(sizes.replicate) * gradients / sizes.shard,
         "shard": share_sent(sizes.shard) * (weights + gradients),
         "tensor": share_sent(sizes.tensor) * cost.tensor,

@@ -32,7 +32,10 @@ class StageFootprint:
 
     held: by its weights, buffers and the optimizer's state. gradients: when there are any. saved: for the backward pass
     of one micro-batch. forward, first_backward, backward, optimizer: at the peak of such a pass, beside what there was
-    when it began; the first backward pass makes the gradients that others add to. hidden: bytes of the hidden states of
+    when it began; the first backward pass makes the gradients that others add to. inputs, weights: at the peak of the
+    two parts of a backward pass, for the gradients of the inputs and of the weights. between: held from the one to the
+    other, the gradients of what the weights' are computed from; none for the first stage, where torch leaves all to the
+    second part. hidden: bytes of the hidden states of
     a micro-batch. passes: the cost of the passes of one micro-batch. stepping: that of the optimizer.
     """
 
@@ -42,6 +45,9 @@ class StageFootprint:
     forward: Bytes
     first_backward: Bytes
     backward: Bytes
+    inputs: Bytes
+    weights: Bytes
+    between: Bytes
     optimizer: Bytes
     hidden: float
     passes: StepCost

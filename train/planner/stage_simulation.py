@@ -13,7 +13,7 @@ from train.offload.memory_accounting import CATEGORIES
 from train.parallel.mesh import AxisSizes, Mesh
 from train.parallel.pipeline import PipelineSettings
 from train.parallel.ranks import Ranks
-from train.parallel.simulated_pipeline import PASSES, SimulatedPipeline
+from train.parallel.simulated_pipeline import INPUTS, PASSES, WEIGHTS, SimulatedPipeline
 from train.parallel.stage_plan import TracedModel, find_stage_layers, trace_model
 from train.parallel.stage_weights import StagePlan
 from train.planner.depth_extrapolation import copy_shallow, truncate_stack
@@ -99,7 +99,8 @@ def simulate_stage(job: MeshJob, case: StageCase) -> StageFootprint:
     (state,) = states
     assert isinstance(state.strategy, SimulatedPipeline)
     stepping = cost_optimizer(state, training.components(), meter.phases.pop(STEPPING, StepCost()), rates)
-    passes = sum_costs((1 / PASSES, meter.phases.get(phase, StepCost())) for phase in ("forward", "backward"))
+    times = {"forward": PASSES + (case.place != "first"), "backward": PASSES}
+    passes = sum_costs((1 / number, meter.phases.get(phase, StepCost())) for phase, number in times.items())
     stepping = stepping.plus(meter.phases.get("optimizer", StepCost()))
     return measure_footprint(timeline, case, state.strategy.hidden_bytes, passes, stepping)
 
@@ -121,9 +122,11 @@ def measure_footprint(
     stepping: StepCost,
 ) -> StageFootprint:
     """Measure what each pass of a simulated stage takes."""
-    phases = ("forward", "backward", "optimizer")
+    phases = ("forward", "backward", INPUTS, WEIGHTS, "optimizer")
     spans = [span for span in timeline.list_spans() if span[0] in phases and span[1] < span[2]]
     begin, again, first, second, *rest = spans
+    parts = [span for span in rest if span[0] in (INPUTS, WEIGHTS)]
+    rest = [span for span in rest if span[0] in ("backward", "optimizer")]
 
     def before(span: tuple[str, int, int]) -> Bytes:
         return count_bytes(timeline, span[1] - 1)
@@ -137,7 +140,7 @@ def measure_footprint(
 
     buffers = np.zeros(len(CATEGORIES))
     buffers[CATEGORIES.index("activations")] = PASSES * hidden * (1 if case.place != "middle" else 2)
-    saved = grown(again)
+    saved, nothing = grown(again), np.zeros(len(CATEGORIES))
     return StageFootprint(
         held=before(begin) - buffers,
         gradients=grown(first) + saved,
@@ -145,6 +148,9 @@ def measure_footprint(
         forward=peak(again),
         first_backward=peak(first),
         backward=peak(second),
+        inputs=peak(parts[0]) if parts else nothing,
+        weights=peak(parts[1]) if parts else peak(second),
+        between=grown(parts[0]) if parts else nothing,
         optimizer=max(map(peak, rest), key=np.sum),
         hidden=float(hidden),
         passes=passes,
