@@ -5,7 +5,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
+from torch.distributed.pipelining.stage import (  # as torch's stages call them
+    stage_backward_input,  # type: ignore[attr-defined]
+    stage_backward_weight,  # type: ignore[attr-defined]
+)
 
 from train.offload.memory_accounting import account_as
 from train.parallel.mesh import Mesh
