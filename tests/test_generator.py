@@ -27,7 +27,7 @@ from transformers import (
 
 from laconic.errors import InputError, Overloaded, RuntimeFailure
 from laconic.registry import resolve
-from laconic.runtimes.generator import GenerationRequest, Generator, Sampling, TokenEvent
+from laconic.runtimes.generator import PIECE_BESIDE, GenerationRequest, Generator, Sampling, TokenEvent
 
 pytest.importorskip("openvino_genai")
 from laconic.runtimes.openvino_decoder import COPIES, OpenVinoDecoder
@@ -155,6 +155,23 @@ def test_a_seed_draws_the_same_tokens_alone_and_beside_others(tiny: Generator) -
     tiny.add(GenerationRequest(5, first, Sampling(12)))
     texts, _ = finish(tiny)
     assert texts[4, 0] == texts[5, 0]
+
+
+def test_beside_texts_under_way_prompts_are_read_in_small_pieces_but_for_what_is_known(
+    tiny: Generator, decoder: TinyDecoder | TinyLlama
+) -> None:
+    *short, long = draw_prompts(VOCABULARY, (5, 8, 7 * PIECE_BESIDE))
+    for number, prompt in enumerate(short):  # two, so that nothing is drafted
+        tiny.add(GenerationRequest(number, prompt, Sampling(40)))
+    while not [event for event in tiny.step() if event.request_id == 1]:
+        pass
+    for number, prompt, steps in ((2, long, 7), (3, (*long[:-1], 9), 1)):
+        tiny.add(GenerationRequest(number, prompt, Sampling(1)))
+        for _ in range(steps - 1):
+            assert [event.request_id for event in tiny.step()] == [0, 1], "a token of each text with each piece"
+        events = [tiny.step(), tiny.step()] if steps == 1 else [tiny.step()]
+        (event,) = [event for step in events for event in step if event.request_id == number]
+        assert event.token_ids == (int(decoder.predict(list(prompt))[-1].argmax()),)
 
 
 def test_the_repetition_penalty_is_that_of_transformers(tiny: Generator, decoder: TinyDecoder | TinyLlama) -> None:

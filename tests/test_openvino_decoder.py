@@ -94,24 +94,6 @@ def test_a_window_is_seen_by_prompts_in_pieces(family: tuple[Any, Path], monkeyp
         assert finish(generator)[0][1, 0] == write(model, prompt, 20)[61:]
 
 
-def test_beside_texts_under_way_prompts_are_read_in_smaller_pieces(
-    family: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, path = family
-    monkeypatch.setattr("laconic.runtimes.openvino_decoder.PIECE_BESIDE", 7)
-    *short, long = draw_prompts(VOCABULARY, (5, 8, 60))
-    with OpenVinoDecoder(path, context=SPACE, cache_bytes=CACHE) as generator:
-        for number, prompt in enumerate(short):  # two, so that nothing is drafted
-            generator.add(GenerationRequest(number, prompt, Sampling(20)))
-        generator.step()
-        generator.add(GenerationRequest(2, long, Sampling(1)))
-        for _ in range(60 // 7):
-            assert [event.request_id for event in generator.step()] == [0, 1], "a token of each text with each piece"
-        *_, event = generator.step()
-        assert event.request_id == 2
-        assert list(event.token_ids) == write(model, long, 1)[60:]
-
-
 def test_a_beginning_that_was_read_is_not_computed_again(
     family: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,8 +13,9 @@ from laconic.errors import InputError, Overloaded
 FinishReason = Literal["stop", "length", "cancelled", "failed"]
 """Why a choice ended: at a stop token, at the most tokens that were asked for, because it was cancelled, or because the
 engine that it needs cannot be opened."""
-PIECE, PIECE_BESIDE = 256, 64
-"""Tokens of prompts that a step reads, alone and beside texts that are written, whose next tokens come after it."""
+PIECE, PIECE_BESIDE = 256, 32
+"""Tokens of prompts that a step reads, alone and beside texts that are written, whose next tokens come after it
+(`benchmarks/long_prompts.py`)."""
 
 
 @dataclass(frozen=True)

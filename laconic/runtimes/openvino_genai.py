@@ -4,7 +4,7 @@ import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,8 @@ import numpy as np
 from laconic.errors import InputError, RuntimeFailure
 from laconic.runtimes.decoder_file import find_value_group
 from laconic.runtimes.generator import (
+    PIECE,
+    PIECE_BESIDE,
     BlockLedger,
     FinishReason,
     GenerationRequest,
@@ -21,15 +23,14 @@ from laconic.runtimes.generator import (
     check_prompt,
 )
 from laconic.runtimes.openvino import HINTS, find_compute, make_properties, ov  # first: keeps telemetry out
+from laconic.runtimes.prefix_cache import PrefixCache
 from laconic.runtimes.runtime import Compute
 from laconic.runtimes.stateful_graph import CacheShape, PagingRefused, StatefulModel, make_stateful
 
 import openvino_genai  # isort: skip
 
-STEP_TOKENS = 128
-"""Tokens that a step reads and writes, so many choices at most among them. By the engine's own 256, the next tokens of
-running texts come after 1.5 s beside a long prompt, by 128 after 0.7 to 0.8 s, by 64 after 0.4 s, with which only 64
-texts could be written at once (`benchmarks/long_prompts.py`, SmolLM2-135M in INT4, 4 streams; AVX2, 2026.4)."""
+STEP_TOKENS = 256
+"""Tokens that a step reads and writes, so many choices at most among them."""
 BLOCK_TOKENS = 32
 """Tokens of a block of the cache, on the CPU (2026.4)."""
 KEPT = {"float32": 4, "bfloat16": 2, "int8-dynamic": 4}
@@ -58,19 +59,28 @@ NARROWEST = 1e-6
 @dataclass
 class EngineChoice:
     """A choice under way, which to the engine is a request of its own: of several sequences of one request, the engine
-    gives nothing until all have ended. handle: None until it was given to the engine. tokens: written so far."""
+    gives nothing until all have ended. handle: of the text, or of a piece of its prompt; None while the engine has
+    neither. read: tokens of the prompt that the engine was given. tokens: written so far."""
 
     request: GenerationRequest
     index: int
     handle: "openvino_genai.GenerationHandle | None" = None
-    tokens: int = 0
+    read: int = 0
+    tokens: list[int] = field(default_factory=list)
     is_cancelled: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the engine was given the whole prompt."""
+        return self.read == len(self.request.prompt)
 
 
 class OpenVinoGenAi(Generator):
     """A decoder in OpenVINO GenAI's continuous batching.
 
-    Choices after the first of a request begin when that has read the prompt, whose blocks they then share.
+    Choices after the first of a request begin when that has read the prompt, whose blocks they then share. Prompts are
+    read in pieces, so that running texts get their next tokens meanwhile: each piece is a request of its own, for one
+    token that nobody reads, and the next one finds its blocks in the cache of prefixes.
     """
 
     gives_scores = False
@@ -97,6 +107,7 @@ class OpenVinoGenAi(Generator):
         self.cache: CacheShape = stateful.cache
         self._choices: dict[tuple[int, int], EngineChoice] = {}
         self._next = 0
+        self._prefixes = PrefixCache(BLOCK_TOKENS) if has_prefix_cache else None
         properties = make_properties(threads, compute) | make_cache_properties(stateful.cache, compute)
         self._pipeline = open_pipeline(stateful, model, blocks, properties, has_prefix_cache)
 
@@ -114,9 +125,7 @@ class OpenVinoGenAi(Generator):
 
     def step(self) -> Sequence[TokenEvent]:
         try:
-            for choice in list(self._choices.values()):
-                if choice.handle is None and not choice.is_cancelled and self._may_begin(choice):
-                    self._begin(choice)
+            self._begin()
             self._pipeline.step()
             return [event for choice in list(self._choices.values()) for event in self._read(choice)]
         except Exception as error:  # its text holds paths of the machine that built the engine
@@ -143,13 +152,31 @@ class OpenVinoGenAi(Generator):
     def _may_begin(self, choice: EngineChoice) -> bool:
         """Return whether the blocks of the prompt can be shared, or there is nothing to share."""
         first = self._choices.get((choice.request.id, 0))
-        return choice.index == 0 or first is None or first.tokens > 0 or first.is_cancelled
+        return choice.index == 0 or first is None or bool(first.tokens) or first.is_cancelled
 
-    def _begin(self, choice: EngineChoice) -> None:
-        prompt = ov.Tensor(np.array([choice.request.prompt], np.int64))
-        config = make_config(choice.request.sampling, choice.index)
-        choice.handle = self._pipeline.add_request(self._next, prompt, config)
+    def _begin(self) -> None:
+        """Give the engine prompts, first come first served: as many tokens that it must compute as a step may read."""
+        rest = PIECE_BESIDE if any(choice.tokens for choice in self._choices.values()) else PIECE
+        for choice in self._choices.values():
+            if rest > 0 and choice.handle is None and not choice.is_cancelled and self._may_begin(choice):
+                rest -= self._give(choice, rest)
+
+    def _give(self, choice: EngineChoice, most: int) -> int:
+        """Give the engine the prompt of a choice, or the next piece of it. Return the tokens that it must compute, at
+        most `most` of them."""
+        sampling, prompt = choice.request.sampling, choice.request.prompt
+        cached = len(prompt) if self._prefixes is None else max(choice.read, self._prefixes.find(prompt)[0])
+        choice.read = min(len(prompt), cached + most)
+        config = make_config(sampling, choice.index) if choice.is_whole else make_config(Sampling(1), 0)
+        tokens = ov.Tensor(np.array([prompt[: choice.read]], np.int64))
+        choice.handle = self._pipeline.add_request(self._next, tokens, config)
         self._next += 1
+        return choice.read - cached
+
+    def _keep(self, *tokens: int) -> None:
+        """Note that the engine has the blocks of a text."""
+        if self._prefixes is not None:
+            self._prefixes.keep(tokens, (), 0, self.ledger.total)
 
     def _read(self, choice: EngineChoice) -> Sequence[TokenEvent]:
         """Read what a step added to a choice, and forget the choice where it ended."""
@@ -164,14 +191,19 @@ class OpenVinoGenAi(Generator):
                 for output in choice.handle.read().values():
                     tokens += output.generated_ids
                     logprobs += output.generated_log_probs
-            choice.tokens += len(tokens)
+            if tokens and not choice.is_whole:
+                self._keep(*request.prompt[: choice.read])
+                choice.handle = None
+                return []
+            choice.tokens += tokens
             if tokens and tokens[-1] in request.sampling.stop_token_ids:
                 reason = "stop"
-            elif choice.tokens >= request.sampling.max_new_tokens:
+            elif len(choice.tokens) >= request.sampling.max_new_tokens:
                 reason = "length"
             elif choice.handle.get_status() != openvino_genai.GenerationStatus.RUNNING:
                 raise RuntimeError("the engine gave a request up")
         if reason is not None:
+            self._keep(*request.prompt[: choice.read], *choice.tokens)
             del self._choices[request.id, choice.index]
             self.ledger.release(request.id, choice.index)
         elif not tokens:
