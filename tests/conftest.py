@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -83,7 +84,11 @@ def all_cores():
 
 @pytest.hookimpl(tryfirst=True)  # a plugin that shuffles has the last word
 def pytest_collection_modifyitems(items):
-    """The slowest files first; skip what needs a GPU where there is none."""
+    """The slowest files first; skip what needs a GPU where there is none; leave marks of sweeps where they belong."""
+    for item in items:
+        mark = item.get_closest_marker("sweep")
+        if mark and mark.args and not any(fnmatch(item.callspec.id, pattern) for pattern in mark.args):
+            item.own_markers.remove(mark)
     places = {f"test_{name}": place for place, name in enumerate(SLOWEST.split())}
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
     marked = [item for item in items if item.get_closest_marker("gpu")]

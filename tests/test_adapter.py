@@ -70,6 +70,7 @@ def assert_factors_are_what_is_merged(adapter, base, merged):
         torch.testing.assert_close(torch.from_numpy(down @ up), change, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.sweep("bert", "gpt2")
 @pytest.mark.parametrize("source", ["gpt2", "llama", "bert"])
 def test_adapters_that_were_kept_are_the_merged_model_here_and_in_peft(home, tmp_path, source):
     tune(home, tmp_path / "whole", source, merge=True)

@@ -68,6 +68,7 @@ def write_graph(path, kind, inputs, weights, output="y", **attributes):
     return Graph(path, (), (), (), "")
 
 
+@pytest.mark.sweep("gpt2", "t5-encoder")
 @pytest.mark.parametrize("name", [name for name in ZOO if name != "lstm"])
 def test_the_multiply_adds_of_a_graph_are_those_that_torch_counts(captured, name):
     checkpoint, graph = captured(name)

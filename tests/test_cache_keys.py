@@ -71,6 +71,7 @@ def test_a_limit_on_instructions_is_another_environment(variable, monkeypatch):
     assert (hashing.environment_digest(), hashing.library_digest()) == before, "an empty variable limits nothing"
 
 
+@pytest.mark.sweep
 def test_a_run_under_a_limit_on_instructions_takes_nothing_from_the_cache(trained, tmp_path, monkeypatch):
     weights, data = trained
     samples = {"calibrate": str(data), "limit": 150}

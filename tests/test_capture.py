@@ -131,6 +131,7 @@ def test_batch_normalisation_is_folded_and_lstm_kept(captured):
     assert "LSTM" in operators("lstm")
 
 
+@pytest.mark.sweep
 def test_two_captures_give_the_same_bytes_whatever_the_hash_seed(tmp_path, captured):
     _, graph = captured("residual")
     code = (

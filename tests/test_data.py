@@ -452,6 +452,7 @@ def test_memory_does_not_grow_with_the_number_of_images(tmp_path):
     assert peak(120) < 2 * peak(12), "one image is 49 kB"
 
 
+@pytest.mark.sweep("False-*", "True-goal2-*", "True-goal3-*")
 @pytest.mark.parametrize(
     ("labelled", "goal", "limit", "expected"),
     [

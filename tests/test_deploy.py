@@ -270,6 +270,7 @@ def test_compose_names_only_files_that_are_there_or_made_by_the_script_and_publi
     )
 
 
+@pytest.mark.sweep("frozen")
 @pytest.mark.parametrize("fault", ["frozen", "restarted"])
 def test_behind_nginx_no_request_fails_while_a_server_freezes_or_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, import_benchmark: Callable[[str], Any], fault: str

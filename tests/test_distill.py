@@ -236,6 +236,7 @@ def test_what_is_learned_beside_the_student_is_not_saved(originals, context, tmp
     assert set(opened.module.state_dict()) == set(originals["mini"].module.state_dict())
 
 
+@pytest.mark.sweep("FeatureDistillation")
 @pytest.mark.parametrize("stage", [EmbeddingDistillation, FeatureDistillation, Heal])
 def test_a_run_that_was_killed_goes_on_and_ends_the_same(originals, context, monkeypatch, stage):
     more = (
@@ -282,6 +283,7 @@ TECHNIQUES = {
 }
 
 
+@pytest.mark.sweep("healing by adapters beside 4 bits", "offload", "bf16", "8-bit moments")
 @pytest.mark.parametrize("name", TECHNIQUES)
 def test_it_learns_with_the_memory_techniques(originals, context, name):
     stage, settings = TECHNIQUES[name]

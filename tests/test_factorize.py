@@ -201,6 +201,7 @@ def measure_likeness(one, other):
         return cosine(*(each.module(images).numpy() for each in (one, other))).mean()
 
 
+@pytest.mark.sweep("grouped")
 @pytest.mark.parametrize("method", STAGES)
 def test_what_was_taken_apart_saves_work_is_loaded_bit_for_bit_captured_and_cut_again(method, tmp_path):
     checkpoint = opened(tmp_path)

@@ -454,6 +454,7 @@ def translate_memory_errors(tmp_path):
     return run
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="only Linux tells what a process has mapped")
 def test_out_of_memory_it_is_said_what_to_turn_on_and_auto_does_so(translate_memory_errors, tmp_path):
     done = translate_memory_errors(65 * 2**20)

@@ -142,6 +142,7 @@ def test_the_prediction_is_what_two_ranks_measure(name, measured):
         ), phase
 
 
+@pytest.mark.sweep("*bf16 on the host*")
 @pytest.mark.parametrize(("name", "world"), [("shards", 8), ("shards, bf16 on the host", 32)])
 def test_a_deep_model_is_predicted_from_shallow_ones(name, world, tmp_path):
     subject = open_meta_model(save_config(tmp_path, layers=9))
@@ -152,6 +153,7 @@ def test_a_deep_model_is_predicted_from_shallow_ones(name, world, tmp_path):
     assert quick.host == pytest.approx(whole.host, rel=0.005)
 
 
+@pytest.mark.sweep
 def test_more_ranks_have_less_each_until_there_is_no_row_for_each(tmp_path):
     subject = open_meta_model(save_config(tmp_path, layers=2))
     few, more, many = (

@@ -217,6 +217,7 @@ def test_a_head_for_another_number_of_labels_than_the_config_has_is_told_in_one_
     assert made.task.labels == ("x", "y"), "a new head needs nothing of the old one"
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")
 def test_a_command_prints_nothing_of_what_torchao_has_to_say():
     code = "import laconic.cli; import torchao"

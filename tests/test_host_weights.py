@@ -20,6 +20,7 @@ from train.step.train_step import train_step
 EXACT = [HostWeights(dtype="fp32"), Layerwise()]
 
 
+@pytest.mark.sweep("qwen-*")
 @pytest.mark.parametrize("layers", [{}, {"rows": 1, "snapshots": 2}, {"rows": 3, "snapshots_on": "host"}], ids=str)
 @pytest.mark.parametrize("model", MODELS)
 def test_in_fp32_losses_and_weights_are_those_of_plain_training(model, layers):
@@ -113,6 +114,7 @@ def test_undone_the_module_is_plain_again():
     assert learn(make_state(model), texts(), steps=1)[0] < 4.2
 
 
+@pytest.mark.sweep("llama")
 @pytest.mark.parametrize("model", ["gpt2", "llama"])
 def test_the_simulated_peaks_are_those_of_real_tensors(model):
     make, batch = MODELS[model]

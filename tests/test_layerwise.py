@@ -38,6 +38,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.sweep("qwen-*")
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("model", MODELS)
 def test_losses_and_weights_are_those_of_plain_training(model, settings):
@@ -197,6 +198,7 @@ def test_the_simulated_peak_is_that_of_real_tensors(model, settings):
     assert (found.host.max() > 0) == (settings.get("snapshots_on") == "host")
 
 
+@pytest.mark.sweep
 def test_rows_and_snapshots_each_take_from_the_peak_of_the_backward_pass():
     batch = {name: tensor.repeat(4, 1) for name, tensor in texts().items()}
 

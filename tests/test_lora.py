@@ -272,6 +272,7 @@ SIMULATED = [
 ]
 
 
+@pytest.mark.sweep("technique[123]")
 @pytest.mark.parametrize("technique", SIMULATED)
 def test_the_simulated_peak_is_the_real_one(technique):
     simulated, real = peaks(technique)

@@ -220,6 +220,7 @@ def planned(tmp_path_factory):
     )  # fmt: skip
 
 
+@pytest.mark.sweep
 def test_each_mesh_that_divides_the_model_is_planned(planned, tmp_path):
     content = summarize_meshes(planned)
     rows = {row["name"]: row for row in content["rows"]}

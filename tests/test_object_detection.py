@@ -85,6 +85,7 @@ def folder(tmp_path_factory):
     return models.save_detector(tmp_path_factory.mktemp("detr"), "Detr")
 
 
+@pytest.mark.sweep("DeformableDetr", "ConditionalDetr")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_objects_are_those_of_the_pipeline(family, tmp_path, monkeypatch):
     monkeypatch.setattr(object_detection, "THRESHOLD", 0.001)

@@ -49,6 +49,7 @@ def write(model: Any, prompt: tuple[int, ...], tokens: int) -> list[int]:
         return list(model.generate(ids, attention_mask=torch.ones_like(ids), **settings)[0].tolist())
 
 
+@pytest.mark.sweep("opt")
 def test_rows_that_come_and_go_write_what_transformers_writes(family: tuple[Any, Path]) -> None:
     """Requests of any length are begun, cancelled and ended at random while others are written, beyond every window."""
     model, path = family

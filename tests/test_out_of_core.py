@@ -162,6 +162,7 @@ class Killed(BaseException):
     """In the place of a signal: nothing handles it."""
 
 
+@pytest.mark.sweep("*-1", "*-3", "*-4")
 @pytest.mark.parametrize(
     ("stage", "count"), [*(("written", count) for count in range(5)), ("scaled", 2), ("scaled", 3)]
 )

@@ -323,6 +323,7 @@ def test_two_ranks_have_the_losses_of_one_and_both_the_whole_model_at_the_end(na
     assert exact or first["losses"] != together[0]["replicas"]["losses"]
 
 
+@pytest.mark.sweep
 def test_a_run_of_two_ranks_goes_on_alone(tmp_path, monkeypatch, alone):
     assert by_two_ranks(shard_and_keep, tmp_path, monkeypatch) == [0, 0]
     assert json.loads((tmp_path / "losses.json").read_text()) == pytest.approx(alone["replicas"]["losses"], abs=1e-5)

@@ -31,6 +31,7 @@ def plan_of(graph, ranges, precision):
     return Plan(lowest, ranges)
 
 
+@pytest.mark.sweep("*-bert", "*-vit", "*-mobilenet", "*-tied")
 @pytest.mark.parametrize("name", mark_swept(*MODELS))
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("precision", ["int4-weight", "int8", "int8-dynamic", "int8-weight", "float16-weight"])

@@ -92,6 +92,7 @@ def plan_with_room(request, folder, roomy):
     return roomy if request.param == "half" else planned(folder, "gpt2", 2**30)
 
 
+@pytest.mark.sweep
 def test_plain_training_comes_first_and_each_legal_combination_adds_up_to_its_peak_to_the_byte(plan_with_room):
     roomy = plan_with_room
     first = roomy.rows[0].combination
@@ -186,6 +187,7 @@ def test_the_front_holds_what_nothing_beats(roomy):
         assert any(best.prediction.seconds <= each.prediction.seconds and best.need <= each.need for best in front)
 
 
+@pytest.mark.sweep("bert")
 @pytest.mark.parametrize("kind", ["llama", "bert"])
 def test_the_largest_batch_fits_and_one_row_more_does_not(folder, kind):
     given, training, rates = subject(folder, kind), Training(batch_size=BATCH), measuring.measure_rates(CPU)
@@ -235,6 +237,7 @@ def test_what_a_recipe_asks_for_is_among_the_rows_with_its_settings_or_refused_w
         list_combinations(subject(folder, "bert"), training, CPU)
 
 
+@pytest.mark.sweep
 def test_a_classifier_and_a_checkpoint_in_memory_are_offered_what_they_have_a_place_for(folder, tmp_path):
     found = list_combinations(subject(folder, "bert"), Training(batch_size=BATCH), CPU)
     names = {named.name for each in found for named in each.training.techniques}
@@ -343,6 +346,7 @@ def test_a_plan_is_printed_for_programs_and_drawn(plan, perceptron, tmp_path):
         assert (tmp_path / picture).read_text().startswith("<?xml")
 
 
+@pytest.mark.sweep("adamw-4bit-True")
 @pytest.mark.parametrize(("optimizer", "warned"), [("adamw-4bit", True), ("adamw-8bit", False)])
 def test_what_an_optimizer_was_measured_to_lose_is_said(plan, perceptron, optimizer, warned):
     recipe = perceptron[-1]

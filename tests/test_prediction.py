@@ -146,6 +146,7 @@ def most(found: profile, folder: Path) -> int:
     return int(max(event["args"]["Total Allocated"] for event in within)) - begin
 
 
+@pytest.mark.sweep("*foreach*", "*momentum*")
 @pytest.mark.parametrize(
     ("kind", "choice", "optimizer"),
     [("gpt2", *each) for each in COMBINATIONS + TEXT]
@@ -170,6 +171,7 @@ def test_what_is_predicted_is_what_real_tensors_take(tmp_path, kind, choice, opt
     assert predicted.host == pytest.approx(watched.host.max(initial=0), rel=0.01)
 
 
+@pytest.mark.sweep("*activation-offload*", "*defer*", "('sdpa', 'chunked*")
 @pytest.mark.parametrize(
     ("choice", "optimizer", "words"),
     [(*each, 300) for each in FP32[2:]]
@@ -261,6 +263,7 @@ def test_gradients_are_added_up_in_place_where_autograd_does(tmp_path, graph):
     assert tracker.log.build_timeline().peak() == pytest.approx(most(found, tmp_path), rel=0.001)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("choice", "optimizer"), [DEEP[1], *sweep(DEEP[0])], ids=str)
 def test_a_deep_model_is_predicted_from_shallow_ones(tmp_path, choice, optimizer):
     subject, _ = opened(tmp_path, "gpt2", 7)
@@ -282,6 +285,7 @@ def _made_once(tmp_path_factory):
         predict(subject, settings(choice, optimizer), LENGTH, RATES)
 
 
+@pytest.mark.sweep("gpt2-()-adamw", "bert-*", "gpt2-('qlora',)-adamw", "*host-weights*")
 @pytest.mark.usefixtures("_made_once")
 @pytest.mark.parametrize(
     ("kind", "choice", "optimizer"),

@@ -172,6 +172,7 @@ def stands(net, smaller):
 # One that is saved, loaded, captured, cut again
 
 
+@pytest.mark.sweep("MobileNet")
 @pytest.mark.parametrize("builder", ["ResidualNet", "MobileNet"])
 def test_what_was_cut_leaves_the_original_as_it_was_and_is_captured(tmp_path, builder):
     checkpoint = opened(tmp_path, builder)

@@ -168,6 +168,7 @@ def test_a_passage_sees_block_by_block_what_the_model_sees(family):
             passage.advance(site.block)
 
 
+@pytest.mark.sweep("*-RoBERTa", "*-DistilBERT")
 @pytest.mark.parametrize("family", SAVE)
 @pytest.mark.parametrize("method", STAGES)
 def test_what_was_cut_is_saved_and_loaded_bit_for_bit(family, method, folders, tmp_path):
@@ -185,6 +186,7 @@ def test_what_was_cut_is_saved_and_loaded_bit_for_bit(family, method, folders, t
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
+@pytest.mark.sweep("Llama")
 @pytest.mark.parametrize("family", SAVE)
 def test_one_cut_follows_another_and_the_result_is_captured(family, folders, tmp_path):
     checkpoint = load_source(folders[family])

@@ -95,6 +95,7 @@ def fidelities(made, graph, plan, folder, engines=ENGINES):
         yield checkpoint.task.fidelity(original, found).min()
 
 
+@pytest.mark.sweep("quantize.qat-given9")
 @pytest.mark.parametrize(("name", "given"), CASES)
 def test_what_a_stage_decides_runs_on_both_engines(made, tmp_path, name, given):
     try:

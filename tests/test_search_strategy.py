@@ -280,6 +280,7 @@ def test_what_has_failed_is_not_built_again_before_healing_has_made_it_more_fait
     assert state.best.name == "nothing cut"
 
 
+@pytest.mark.sweep("1[2468]0", "2?0", "3?0")
 @pytest.mark.parametrize("seconds", range(40, 400, 20))
 def test_what_is_published_stays_while_it_is_healed_further(tmp_path, seconds):
     class Hopeless(World):

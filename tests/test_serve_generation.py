@@ -247,6 +247,7 @@ def test_other_routes_know_the_model_too(server: Running) -> None:
         assert f"laconic_generation_{name}" in metrics
 
 
+@pytest.mark.sweep("negative")
 @pytest.mark.filterwarnings("ignore:overflow")
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 def test_requests_made_from_the_description_get_documented_answers(server: Running, mode: GenerationMode) -> None:

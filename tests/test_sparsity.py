@@ -265,6 +265,7 @@ def test_the_schedule_rises_ever_slower_to_its_target():
     )
 
 
+@pytest.mark.sweep("magnitude-iterative")
 @pytest.mark.parametrize("schedule", ["iterative", "training"])
 @pytest.mark.parametrize("criterion", ["magnitude", "sparsegpt"])
 def test_gradual_pruning_ends_at_the_target_and_learns_on_the_way(schedule, criterion, tmp_path, cache):

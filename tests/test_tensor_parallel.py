@@ -183,8 +183,11 @@ def finish(state, losses, norms):
 def run_each(rank, folder, world, runs):
     """Each run, with a snapshot on the way; the snapshot of one process is gone on with as well."""
     figures = {}
+    wanted = json.loads((folder / "runs.json").read_text())
     with open_ranks(CPU, Mesh()):
         for name, run in runs.items():
+            if name not in wanted:
+                continue
             ranks = Ranks.of(rank, world, CPU, Mesh(**run[1]))
             state, losses, norms = begin(*run, ranks), [], []
             learn(state, ranks, losses, norms, KEPT)
@@ -237,10 +240,19 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def alone(folder):
+def names(request):
+    """The runs of the tests that were chosen."""
+    chosen = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")}
+    return [name for name in RUNS | FOUR if name in chosen]
+
+
+@pytest.fixture(scope="module")
+def alone(folder, names):
     """Each run on one process, with a snapshot on the way."""
     figures = {}
-    for name, (model, _, techniques) in (RUNS | FOUR).items():
+    (folder / "runs.json").write_text(json.dumps(names))
+    for name in names:
+        model, _, techniques = (RUNS | FOUR)[name]
         state, losses, norms = begin(model, {}, techniques, Ranks()), [], []
         learn(state, Ranks(), losses, norms, KEPT)
         with Snapshots(folder / f"{name} alone") as snapshots:
@@ -259,6 +271,7 @@ def together(folder, alone):
             for world in (2, 4)}  # fmt: skip
 
 
+@pytest.mark.sweep("gpt2, *", "llama, *", "tied, stages of shards")
 @pytest.mark.parametrize("name", [*RUNS, *FOUR])
 def test_ranks_with_parts_of_layers_learn_as_one_process(name, together, alone):
     """Norms to 1e-5 of themselves: rounding made 1.2e-5 of one of 3.05 on a processor with AVX2 alone."""
@@ -272,6 +285,7 @@ def test_ranks_with_parts_of_layers_learn_as_one_process(name, together, alone):
         assert resumed["norms"] == pytest.approx(expected["norms"][KEPT:], rel=1e-5)
 
 
+@pytest.mark.sweep("gpt2, *", "llama, *", "tied, stages of shards")
 @pytest.mark.parametrize("name", [*RUNS, *FOUR])
 def test_one_process_goes_on_with_a_snapshot_of_parts_of_layers(name, together, alone, folder):
     model, _, techniques = (RUNS | FOUR)[name]

@@ -67,6 +67,7 @@ def encode_prompts(task, count=6) -> Arrays:
     return {name: encoded[name] for name in ("input_ids", "attention_mask")}
 
 
+@pytest.mark.sweep("opt-*")
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
 def test_what_is_written_is_what_transformers_writes_beyond_every_window(family, engine):
     checkpoint, decoder = family
@@ -398,6 +399,7 @@ def test_keys_are_kept_in_8_bits_and_values_in_4_where_that_is_asked_for(artifac
     assert made[4].manifest.placements[0].arithmetic.endswith(", INT8 key cache, INT4 value cache")
 
 
+@pytest.mark.sweep("8-openvino")
 @pytest.mark.parametrize(("bits", "engine"), [(8, "onnxruntime"), (8, "openvino"), (4, "openvino")])
 def test_a_server_writes_what_the_session_writes(artifacts, bits, engine):
     """In 4 bits with keys in 8 and values in 4."""
