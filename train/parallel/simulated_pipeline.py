@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.distributed.pipelining.stage import (  # as torch's stages call them
-    stage_backward_input,  # type: ignore[attr-defined]
-    stage_backward_weight,  # type: ignore[attr-defined]
+from torch.distributed.pipelining.stage import (  # type: ignore[attr-defined]  # as its stages call them
+    stage_backward_input,
+    stage_backward_weight,
 )
 
 from train.offload.memory_accounting import account_as
