@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,13 +26,13 @@ QUESTIONS = ("colour", "corner")
 SIDE, CONTEXT = 32, 96
 
 
-def make_tokenizer() -> Tokenizer:
+def make_byte_tokenizer(special: Sequence[str] = SPECIAL) -> Tokenizer:
     """Every byte is a token, behind the special ones."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({name: index for index, name in enumerate([*SPECIAL, *letters])}, []))
+    tokenizer = Tokenizer(models.BPE({name: index for index, name in enumerate([*special, *letters])}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in SPECIAL])
+    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in special])
     return tokenizer
 
 
@@ -64,7 +65,7 @@ def make_model() -> transformers.LlavaForConditionalGeneration:
 
 def make_processor() -> transformers.LlavaProcessor:
     tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=make_tokenizer(), pad_token="<pad>", eos_token="</s>", bos_token="<s>",
+        tokenizer_object=make_byte_tokenizer(), pad_token="<pad>", eos_token="</s>", bos_token="<s>",
         model_max_length=CONTEXT,
     )  # fmt: skip
     image = CLIPImageProcessorPil(size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE})
@@ -78,7 +79,7 @@ def train(processor: transformers.LlavaProcessor, steps: int = 120) -> transform
     """Teach a model what it is asked, the same at each call."""
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
-    model, tokenizer = make_model(), make_tokenizer()
+    model, tokenizer = make_model(), make_byte_tokenizer()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     drawn = [draw(rng) for _ in range(256)]
     pixels = processor.image_processor([Image.open(io.BytesIO(file)) for file, _ in drawn], return_tensors="pt")

@@ -11,6 +11,7 @@ from laconic.tasks.fill_mask import FillMask
 from laconic.tasks.generation_settings import GenerationSettings
 from laconic.tasks.image_classification import ImageClassification
 from laconic.tasks.image_embedding import ImageEmbedding
+from laconic.tasks.image_frames import ImageFrames
 from laconic.tasks.image_preprocess import ImagePreprocess
 from laconic.tasks.image_text_to_text import ImageTextToText, add_pixels
 from laconic.tasks.multi_label_classification import MultiLabelClassification
@@ -37,6 +38,7 @@ SOUND = (TensorSpec(name="samples", dtype="float32", shape=("batch", "samples"),
 ARRAY = (TensorSpec(name="x", dtype="float32", shape=("batch", 3)),)
 TEXT = {"tokenizer": tiny_tokenizer(), "inputs": text_inputs(), "max_tokens": 16, "pad_id": 0}
 IMAGE = {"inputs": PIXELS, "preprocess": ImagePreprocess(resize=(8, 8))}
+FRAMES = ImageFrames(frame=ImagePreprocess(resize=(8, 8)), patches=4)
 
 
 def vectors(rng):
@@ -197,12 +199,11 @@ ORIGINALS = {
     "image-text-to-text": [
         (
             ImageTextToText(
-                **TEXT | {"inputs": add_pixels(describe_inputs(16, (2, 1, 4)), IMAGE["preprocess"])},
+                **TEXT | {"inputs": add_pixels(describe_inputs(16, (2, 1, 4)), FRAMES)},
                 start_id=1,
                 generation=GenerationSettings(decoder_start_token_id=1, eos_token_id=(1,)),
-                preprocess=IMAGE["preprocess"],
+                frames=FRAMES,
                 image_id=2,
-                patches=4,
             ),
             seen_tokens,
         )

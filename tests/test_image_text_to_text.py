@@ -24,6 +24,7 @@ from export.pipeline import Result, export
 from laconic.artifacts.artifact import Artifact
 from laconic.cache import Cache
 from laconic.errors import FormatRefused, InputError, RecipeError, SourceError
+from laconic.models.task_inference import infer_task
 from laconic.models.vision_language_model import VisionLanguageModel
 from laconic.recipes.recipe import Recipe
 from laconic.runtimes.generator import EncoderInputs, GenerationRequest, Sampling
@@ -87,13 +88,13 @@ def ask(question: str, *files: bytes, kind: str = "image/png") -> list[Any]:
     return [{"role": "user", "content": [*parts, {"type": "text", "text": question}]}]
 
 
-def answer(original: Any, question: str, file: bytes | None) -> tuple[list[int], str]:
+def answer(original: Any, question: str, *files: bytes) -> tuple[list[int], str]:
     """The tokens of a prompt, and what transformers writes behind it, greedily."""
     processor = make_processor()
-    content = [{"type": "image"}] * (file is not None) + [{"type": "text", "text": question}]
+    content = [{"type": "image"}] * len(files) + [{"type": "text", "text": question}]
     text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
-    image = None if file is None else Image.open(io.BytesIO(file))
-    inputs = processor(text=text, images=image, return_tensors="pt")
+    images = [Image.open(io.BytesIO(file)) for file in files] or None
+    inputs = processor(text=text, images=images, return_tensors="pt")
     ids = inputs["input_ids"]
     written = original.generate(**inputs, do_sample=False, max_new_tokens=16)[0, ids.shape[1] :]
     return ids[0].tolist(), processor.tokenizer.decode(written, skip_special_tokens=True)
@@ -139,8 +140,20 @@ def test_a_chat_about_an_image_is_answered_as_by_transformers(
     assert len(answers) > 1
 
 
+def test_a_chat_goes_on_with_another_image(client: openai.OpenAI, original: Any) -> None:
+    rng = np.random.default_rng(9)
+    files = [draw(rng)[0], draw(rng)[0]]
+    messages = [*ask("colour", files[0]), {"role": "assistant", "content": "red"}, *ask("corner", files[1])]
+    text = "USER: <image>colour ASSISTANT: red</s>USER: <image>corner ASSISTANT: "
+    images = [Image.open(io.BytesIO(file)) for file in files]
+    inputs = make_processor()(text=text, images=images, return_tensors="pt")
+    written = original.generate(**inputs, do_sample=False, max_new_tokens=16)[0, inputs["input_ids"].shape[1] :]
+    whole = client.chat.completions.create(model="squares", temperature=0, messages=messages)
+    assert whole.choices[0].message.content == make_processor().tokenizer.decode(written, skip_special_tokens=True)
+
+
 def test_a_chat_without_an_image_and_a_text_are_answered_too(client: openai.OpenAI, original: Any) -> None:
-    _, text = answer(original, "colour", None)
+    _, text = answer(original, "colour")
     messages: Any = [{"role": "user", "content": "colour"}]
     whole = client.chat.completions.create(model="squares", temperature=0, messages=messages)
     assert whole.choices[0].message.content == text
@@ -148,26 +161,29 @@ def test_a_chat_without_an_image_and_a_text_are_answered_too(client: openai.Open
     assert plain.choices[0].text == text
 
 
-def test_chats_about_several_images_are_written_together(artifact: Artifact, original: Any) -> None:
+def test_chats_about_numbers_of_images_are_written_together(artifact: Artifact, original: Any) -> None:
     rng = np.random.default_rng(8)
     task, model = artifact.task(), artifact.path / artifact.manifest.placements[0].model
-    files = [draw(rng)[0], draw(rng)[0], None]
-    written: dict[int, list[int]] = {index: [] for index in range(len(files))}
+    chats = [[draw(rng)[0] for _ in range(count)] for count in (1, 0, 3, 2)]
+    sampling = Sampling(max_new_tokens=16, stop_token_ids=(1,))
+    written: dict[int, list[int]] = {index: [] for index in range(len(chats))}
     with OpenVinoGenerator(model, context=CONTEXT, cache_bytes=1 << 20) as generator:
-        for index, file in enumerate(files):
-            encoded = task.encode_prompt("USER: " + "<image>" * (file is not None) + "colour ASSISTANT: ", file)
-            image = None if file is None else EncoderInputs({PIXELS: encoded[PIXELS]}, 0)
-            sampling = Sampling(max_new_tokens=16, stop_token_ids=(1,))
-            generator.add(GenerationRequest(index, tuple(encoded["input_ids"][0].tolist()), sampling, image))
-        with pytest.raises(InputError, match="-99"):
-            generator.add(GenerationRequest(9, (-99,), sampling, image or EncoderInputs({}, 0)))
+        for index, files in enumerate(chats):
+            encoded = task.encode_prompt("USER: " + "<image>" * len(files) + "colour ASSISTANT: ", files)
+            images = EncoderInputs({PIXELS: encoded[PIXELS]}, 0)
+            prompt = tuple(encoded["input_ids"][0].tolist())
+            generator.add(GenerationRequest(index, prompt, sampling, images if files else None))
+        with pytest.raises(InputError, match="the tokens run from -9 "):
+            generator.add(GenerationRequest(9, (-9,), sampling, images))
+        with pytest.raises(InputError, match="expected"):
+            generator.add(GenerationRequest(9, (-1,), sampling, EncoderInputs({PIXELS: encoded[PIXELS][0]}, 0)))
         with pytest.raises(InputError, match="the tokens run from -1 "):
             generator.add(GenerationRequest(9, (-1,), sampling))
         while not generator.is_idle:
             for event in generator.step():
                 written[event.request_id] += event.token_ids
-    for index, file in enumerate(files):
-        assert task.write(written[index]) == answer(original, "colour", file)[1]
+    for index, files in enumerate(chats):
+        assert task.write(written[index]) == answer(original, "colour", *files)[1]
 
 
 FILE = draw(np.random.default_rng(0))[0]
@@ -176,7 +192,8 @@ FILE = draw(np.random.default_rng(0))[0]
 @pytest.mark.parametrize(
     ("messages", "said"),
     [
-        (ask("a", FILE, FILE), "has 2 images, and the model reads one"),
+        (ask("a", *[FILE] * 24), f"context is {CONTEXT} tokens"),
+        (ask("a", *[FILE] * 25), "25 images have at least 4 each"),
         (ask("a", b"no image"), "not an image that can be read: it begins as none of PNG, JPEG"),
         (ask("a", FILE[:60]), "not an image that can be read"),
         (ask("a", FILE, kind="text/html"), "images are not fetched from elsewhere"),
@@ -227,7 +244,6 @@ def test_a_chat_about_an_image_goes_on_in_the_browser(browser: Browser, server: 
         page.get_by_role("button", name="Send").click()
         expect(turns.first.locator("img")).to_have_attribute("src", re.compile("^data:image/png;base64,"))
         expect(turns.last).to_have_text(answer(original, "corner", file)[1].strip())
-        expect(page.get_by_label("Image", exact=True)).to_be_hidden()
         page.get_by_label("Message").fill("colour")
         page.get_by_role("button", name="Send").click()
         expect(turns).to_have_count(4)
@@ -255,6 +271,9 @@ def test_a_sample_is_answered_by_the_endpoint_of_its_task(server: Running, origi
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "show 1 images, and 0 came"),
         ({"messages": [{"role": "user", "content": [{"type": "video"}]}]}, "must be a text, or a list"),
         ({"messages": []}, "no messages"),
+        ({"messages": [], "image": "none.png", "images": []}, "both 'image' and 'images'"),
+        ({"messages": [], "images": "none.png"}, "'images' must be a list"),
+        ({"messages": [], "images": [1]}, "an image must be the content of a file, not int"),
         ({"image": "none.png"}, "no image"),
     ],
 )
@@ -265,8 +284,11 @@ def test_rows_that_are_no_chats_are_refused(artifact: Artifact, tmp_path: Path, 
 
 def test_a_model_of_another_kind_is_refused() -> None:
     config = SimpleNamespace(model_type="qwen2_vl")
-    with pytest.raises(SourceError, match="'qwen2_vl' is not supported; expected llava"):
+    with pytest.raises(SourceError, match="'qwen2_vl' is not supported; expected one of llava"):
         VisionLanguageModel(SimpleNamespace(config=config))
+    described = {"architectures": ["Qwen2VLForConditionalGeneration"], "text_config": {}, "vision_config": {}}
+    with pytest.raises(SourceError, match="Qwen2VLForConditionalGeneration, which is not supported"):
+        infer_task(Path("qwen"), described)
 
 
 def test_models_that_read_images_are_not_trained(artifact: Artifact) -> None:

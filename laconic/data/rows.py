@@ -85,8 +85,9 @@ def digest_content(source: Any) -> bytes:
         digest.update(source.encode())
         if isinstance(source, PreferenceText):
             digest.update(digest_content(source.rejected))
-        if isinstance(source, ImageText) and source.image is not None:
-            digest.update(digest_content(source.image))
+        if isinstance(source, ImageText):
+            for image in source.images:
+                digest.update(digest_content(image))
     else:
         digest.update(json.dumps(source, ensure_ascii=False).encode())
     return digest.digest()

@@ -21,6 +21,7 @@ from laconic.models.embedder import (
 )
 from laconic.models.encoder_decoder import EncoderDecoder, SpeechWriter, find_cache_shape, read_generation, read_prompt
 from laconic.models.folder_weights import from_pretrained, has_pooler
+from laconic.models.frame_settings import read_frames
 from laconic.models.image_processor import open_processor, read_preprocess
 from laconic.models.language_model import LanguageModel, check_causal, fit_cache, read_text_generation
 from laconic.models.masked_language_model import MaskedLanguageModel, check_masked
@@ -223,12 +224,17 @@ def add_generation(
 
 
 def add_image(made: Preprocessing, folder: Path, module: VisionLanguageModel) -> Preprocessing:
-    """Return the same preprocessing with that of images, and the places that an image takes in a text."""
+    """Return the same preprocessing with that of images, and the places that they take in a text."""
     config: Any = module.model.config
-    image = read_preprocess(folder, channels=int(getattr(config.vision_config, "num_channels", 3)))
-    height, width = image.crop or image.resize or (1, 1)
-    patches = module.count_patches((image.channels, height, width))
-    return replace(made, image=image, image_id=int(config.image_token_id), patches=patches)
+    frames = read_frames(folder, channels=int(getattr(config.vision_config, "num_channels", 3)))
+    side = config.vision_config.image_size
+    if frames.sides != (side, side):
+        raise SourceError(
+            f"the image processor of {folder} makes frames of {frames.sides} pixels, and the model reads {side} x "
+            f"{side}. Copy the folder again"
+        )
+    patches = module.count_patches((frames.channels, side, side))
+    return replace(made, frames=frames.model_copy(update={"patches": patches}), image_id=int(config.image_token_id))
 
 
 def read_activation(config: Mapping[str, Any]) -> Activation:

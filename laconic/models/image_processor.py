@@ -14,6 +14,7 @@ from laconic.arrays import Array
 from laconic.errors import SourceError
 from laconic.models.image_rules import read_standard
 from laconic.models.model_folder import read_source_json
+from laconic.tasks.image_frames import ImageFrames
 from laconic.tasks.image_preprocess import ImagePreprocess
 
 SETTINGS = "preprocessor_config.json"
@@ -28,11 +29,16 @@ def read_preprocess(folder: Path, *, channels: int) -> ImagePreprocess:
     for one that transformers reads in another way.
     """
     processor = open_processor(folder)
-    name = type(processor).__name__.removesuffix("Pil")
+    name = name_processor(processor)
     read = registry.resolve("image processor", name) if name in registry.IMAGE_PROCESSORS else read_standard
     made: ImagePreprocess = read(processor.to_dict(), channels=channels)
     check_preprocess(folder, processor, made)
     return made
+
+
+def name_processor(processor: Any) -> str:
+    """Return the name that settings have for the class of an image processor."""
+    return type(processor).__name__.removesuffix("Pil")
 
 
 def open_processor(folder: Path) -> Any:
@@ -57,7 +63,7 @@ PIXEL_ERROR = 1e-5
 """The largest difference of a normalized pixel. Rounding alone differs by 1e-6."""
 
 
-def check_preprocess(folder: Path, processor: Any, made: ImagePreprocess) -> None:
+def check_preprocess(folder: Path, processor: Any, made: ImagePreprocess | ImageFrames) -> None:
     """Raise SourceError unless images are prepared as by an image processor of transformers.
 
     Compared on probe images of several sizes; and of several modes, where the processor converts them itself.
@@ -74,7 +80,9 @@ def check_preprocess(folder: Path, processor: Any, made: ImagePreprocess) -> Non
         )
 
 
-def find_difference(prepare: Callable[[Image.Image], Array], made: ImagePreprocess, *, converts: bool) -> str:
+def find_difference(
+    prepare: Callable[[Image.Image], Array], made: ImagePreprocess | ImageFrames, *, converts: bool
+) -> str:
     """Say where another preprocessing gives other pixels than ours; empty where it gives the same.
 
     prepare: from an image to [channels, height, width]. converts: whether it takes images of all modes.
@@ -102,7 +110,9 @@ def make_probe_images(channels: int, *, converts: bool) -> Iterator[Image.Image]
         yield Image.fromarray(rng.integers(0, 256, (40, 60, 4), np.uint8)).convert(mode)
 
 
-def measure_pixel_error(prepare: Callable[[Image.Image], Array], made: ImagePreprocess, image: Image.Image) -> float:
+def measure_pixel_error(
+    prepare: Callable[[Image.Image], Array], made: ImagePreprocess | ImageFrames, image: Image.Image
+) -> float:
     """Measure the largest difference of a pixel between another preprocessing and ours; infinite for inputs of
     different shapes, and for an image that the other one refuses."""
     try:

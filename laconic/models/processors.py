@@ -171,6 +171,8 @@ def plain_task(
 
 
 TEMPLATE, SETTINGS, TOKENS = "chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json"
+OLDER_TEMPLATE = "chat_template.json"
+"""Where older folders of vision-language models have the template, as SmolVLM's and LLaVA's."""
 MORE_TEMPLATES, DEFAULT, FOR_TOOLS = "additional_chat_templates", "default", "tool_use"
 """The folder of further chat templates, and the names of templates, as transformers has them."""
 TEMPLATE_BYTES = 2**18
@@ -191,7 +193,8 @@ def read_special_tokens(folder: Path) -> dict[str, str]:
 def read_chat_template(folder: Path) -> ChatTemplate | None:
     """Read the chat template of a folder: the default one of several, and the one for tools; None without any."""
     settings = read_source_json(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
-    named = settings.get("chat_template")
+    older = read_source_json(folder / OLDER_TEMPLATE) if (folder / OLDER_TEMPLATE).is_file() else {}
+    named = settings.get("chat_template") or older.get("chat_template")
     templates = {each.get("name"): each.get("template") for each in named} if isinstance(named, list) else {}
     if isinstance(named, str):
         templates[DEFAULT] = named

@@ -43,7 +43,14 @@ def infer_task(folder: Path, config: Mapping[str, Any]) -> str:
         )
     name = str(config["architectures"][0])
     task = match_architecture(name, config)
-    if task is None and {"text_config", "vision_config"} <= set(config):
+    has_images = {"text_config", "vision_config"} <= set(config)
+    if task is None and has_images and name.endswith("ForConditionalGeneration"):
+        supported = ", ".join(resolve_task("image-text-to-text").architectures)
+        raise SourceError(
+            f"{folder} holds a {name}, which is not supported: of models that write about images, those of {supported} "
+            f"are. Choose one of them"
+        )
+    if task is None and has_images:
         embeddings = " or ".join(each for each in registry.TASKS if resolve_task(each).auto_class == ENCODER)
         raise SourceError(
             f"{folder} holds two towers, one for texts and one for images. Choose one with --task: {embeddings}"

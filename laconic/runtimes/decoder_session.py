@@ -3,7 +3,7 @@
 The model file reads `input_ids` and `position_ids`, [batch, seq] int64, and the keys and values of earlier tokens as
 `past.0`, ..., key and value of each layer in turn, [batch, heads, past, width] float32. It returns the logits, [batch,
 seq, vocabulary], and as `present.0`, ... the keys and values with those of the new tokens. That of a vision-language
-model reads the features of an image too, as `cross.0`, [batch, patches, width] float32, which ids below 0 stand for:
+model reads the features of images too, as `cross.0`, [batch, patches, width] float32, which ids below 0 stand for:
 -1 for the first patch. The file of its tower lies beside it.
 """
 
@@ -65,7 +65,8 @@ class DecoderSession(Session):
                 LOG_LIKELIHOODS: measure_log_likelihoods(logits, ids.clip(min=0)),
             }
             for features in source.values():
-                outputs[IMAGE_FEATURES] = features[:, find_compared_patches(features.shape[1])]
+                patches = features.shape[1] // inputs[PIXELS].shape[1]
+                outputs[IMAGE_FEATURES] = features[:, find_compared_patches(patches)]
             return outputs
         settings = GenerationSettings.of_length(int(inputs[NEW_TOKENS])) if NEW_TOKENS in inputs else self.generation
         if settings is None:

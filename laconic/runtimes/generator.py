@@ -61,8 +61,8 @@ class Sampling:
 @dataclass(frozen=True)
 class EncoderInputs:
     """What the encoder of an encoder-decoder reads, or the tower of a vision-language model. arrays: its inputs by
-    name, of one sample, [1, ...]. tokens: the tokens that it takes in the cache; 0 for an image, whose patches are in
-    the prompt."""
+    name, of one sample, [1, ...]. tokens: the tokens that it takes in the cache; 0 for images, whose patches are in the
+    prompt."""
 
     arrays: Mapping[str, Array]
     tokens: int
@@ -124,7 +124,7 @@ class TokenEvent:
 
 def check_prompt(request: GenerationRequest, vocabulary: int, patches: int = 0) -> None:
     """Raise InputError for a prompt without tokens, or with such that the model does not have: an engine would read
-    what lies beside the embeddings. patches: of its image, whose ids are -1, -2, ..."""
+    what lies beside the embeddings. patches: of its images, whose ids are -1, -2, ..."""
     if not request.prompt:
         if request.source is not None:
             return

@@ -125,16 +125,17 @@ class OpenVinoDecoder(Generator):
         self._opening = self._opening or self._begin_opening()
 
     def _check_source(self, request: GenerationRequest) -> None:
-        """Raise InputError for a prompt, or a source or an image with it, that the model does not take."""
+        """Raise InputError for a prompt, or a source or images with it, that the model does not take."""
         encoder, source = self._encoder, request.source
         if source is not None and encoder is None:
-            raise InputError("the model takes no source and no image")
+            raise InputError("the model takes no source and no images")
         if source is None and self._generation is not None:
             raise InputError("an encoder-decoder needs a source")
-        patches = encoder.patches if encoder is not None and source is not None and self._generation is None else 0
-        check_prompt(request, self.vocabulary, patches)
+        patches = 0
         if encoder is not None and source is not None:
             encoder.check(source.arrays)
+            patches = encoder.count_patches(source.arrays)
+        check_prompt(request, self.vocabulary, patches)
 
     def step(self) -> Sequence[TokenEvent]:
         try:

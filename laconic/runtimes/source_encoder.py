@@ -1,5 +1,5 @@
-"""The encoder of an encoder-decoder, or the tower of a vision-language model: what a decoder reads of a source or an
-image, for one request, and for a batch of them."""
+"""The encoder of an encoder-decoder, or the tower of a vision-language model: what a decoder reads of a source or of
+images, for one request, and for a batch of them."""
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -10,27 +10,25 @@ from laconic.arrays import Array, Arrays
 from laconic.errors import InputError, RuntimeFailure
 from laconic.runtimes.decoder_file import cross_name, encoder_of, read_file_inputs
 from laconic.runtimes.runtime import Session
+from laconic.tasks.decoder_tensors import PIXELS
 
 MASK = "attention_mask"
 """The input that is 0 at padding."""
 ELEMENTS = {1: np.float32, 6: np.int32, 7: np.int64}
 """The types of inputs, by their number in onnx.proto."""
-LENGTHS = (3, 5)
-"""The lengths of two sources by which is found what grows with a source."""
+LENGTHS, COUNTS = (3, 5), (1, 2)
+"""The lengths of two sources by which is found what grows with a source; and numbers of frames."""
+MOST_FRAMES = 1 << 16
+"""The most frames of a request: far more than the context of a model has room for."""
 
 
 class SourceEncoder:
     """Encodes one source at a time, with a column of padding behind it, which can be repeated to make what the decoder
-    reads of it as long as that of another.
+    reads of it as long as that of another; or the frames of images, whose last patch is repeated and read by nobody.
 
     tokens: that a source takes in the cache where all have one length; 0 where each has its own. numbers: that a token
-    of a source takes.
+    of a source takes, or a patch.
     """
-
-    @property
-    def patches(self) -> int:
-        """The patches of an image, whose features the decoder reads."""
-        return int(self.probes[0][cross_name(0)].shape[1])
 
     def __init__(self, session: Session, model: Path, read: Collection[str], longest: int) -> None:
         """session: the encoder. model: the decoder's file. read: the names of the decoder's inputs. longest: the most
@@ -40,14 +38,23 @@ class SourceEncoder:
         self._longest = longest
         self._inputs = {each.name: each for each in read_file_inputs(encoder_of(model))}
         has_lengths = any(isinstance(axis, str) for each in self._inputs.values() for axis in each.shape[1:])
-        if has_lengths and MASK not in self._inputs:
+        self._is_tower = PIXELS in self._inputs
+        if has_lengths and not self._is_tower and MASK not in self._inputs:
             raise RuntimeFailure(f"the encoder of {model.name} takes sources of any length, and no {MASK}")
-        self.probes = [self.encode(self._draw(length)) for length in LENGTHS[: 2 if has_lengths else 1]]
+        lengths = COUNTS if self._is_tower else LENGTHS[: 2 if has_lengths else 1]
+        self.probes = [self.encode(self._draw(length)) for length in lengths]
         short, long = self.probes[0], self.probes[-1]
         self._axes = {name: find_growing(array, long[name]) for name, array in short.items()}
         sizes = [sum(array.size for array in each.values()) for each in self.probes]
         self.tokens = 0 if has_lengths else max(max(array.shape) for array in short.values())
-        self.numbers = (sizes[1] - sizes[0]) // (LENGTHS[1] - LENGTHS[0]) if has_lengths else sizes[0] // self.tokens
+        unit = self.count_patches(self._draw(1)) if self._is_tower else 1
+        more = (lengths[-1] - lengths[0]) * unit
+        self.numbers = (sizes[1] - sizes[0]) // more if has_lengths else sizes[0] // self.tokens
+
+    def count_patches(self, source: Mapping[str, Array]) -> int:
+        """Count the patches of images, whose features the decoder reads. source: their frames."""
+        frames = source.get(PIXELS)
+        return 0 if frames is None else frames.shape[1] * int(self.probes[0][cross_name(0)].shape[1])
 
     def check(self, source: Mapping[str, Array]) -> None:
         """Raise InputError for a source that the encoder does not take."""
@@ -55,7 +62,8 @@ class SourceEncoder:
             raise InputError(f"the source has {sorted(source)}, and the model takes {sorted(self._inputs)}")
         for name, array in source.items():
             shape = self._inputs[name].shape
-            sizes = [axis if isinstance(axis, int) else self._longest for axis in shape[1:]]
+            most = MOST_FRAMES if self._is_tower else self._longest
+            sizes = [axis if isinstance(axis, int) else most for axis in shape[1:]]
             fits = array.ndim == len(shape) and all(
                 size == most or (isinstance(axis, str) and 0 < size < most)
                 for axis, size, most in zip(shape[1:], array.shape[1:], sizes, strict=True)
@@ -68,7 +76,8 @@ class SourceEncoder:
         padded = {}
         for name, array in source.items():
             free = [isinstance(axis, str) and place > 0 for place, axis in enumerate(self._inputs[name].shape)]
-            behind = [int(grows and size < self._longest) for grows, size in zip(free, array.shape, strict=True)]
+            has_room = [grows and size < self._longest for grows, size in zip(free, array.shape, strict=True)]
+            behind = [int(each and not self._is_tower) for each in has_room]
             padded[name] = np.pad(array, [(0, size) for size in behind])
         return self._run(padded)
 

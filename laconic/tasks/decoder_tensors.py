@@ -22,9 +22,11 @@ PROBABILITIES = "probabilities"
 TOKENS = "tokens"
 """The likeliest token after each of the target's, [batch, target] int64."""
 IMAGE_FEATURES = "image_features"
-"""What a tower makes of some patches of an image, [batch, patches, width] float32."""
+"""What a tower makes of some patches of the first frame of an image, [batch, patches, width] float32."""
 PIXELS = "pixel_values"
-"""An image, [batch, channels, height, width] float32."""
+"""The frames of images, [batch, frames, channels, height, width] float32; and their free axis. A frame is an image, or
+a tile of one."""
+FRAMES = "frames"
 OUTPUTS = (PROBABILITIES, TOKENS)
 """What a model answers along a target."""
 LOG_LIKELIHOODS = "log_likelihoods"
@@ -76,9 +78,9 @@ def group_probabilities(logits: Array) -> Array:
 
 
 COMPARED_PATCHES = 16
-"""The most patches of an image whose features are compared."""
+"""The most patches of a frame whose features are compared."""
 
 
 def find_compared_patches(patches: int) -> slice:
-    """Find those patches of an image whose features are compared, spread evenly. patches: of the image."""
-    return slice(None, None, -(-patches // COMPARED_PATCHES))
+    """Find those patches of the first frame whose features are compared, spread evenly. patches: of a frame."""
+    return slice(0, patches, -(-patches // COMPARED_PATCHES))

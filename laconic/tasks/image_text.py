@@ -1,47 +1,58 @@
-"""Chats with an image, as samples of vision-language models."""
+"""Chats with images, as samples of vision-language models."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from laconic.arrays import Array
 from laconic.errors import InputError
 from laconic.tasks.chat_template import ASSISTANT, ChatTemplate, MarkedText
+from laconic.tasks.image_frames import Grid
 
-Image = bytes | Path | Array | None
-"""The content of an image file, its path, or the array that is made of it, [channels, height, width] float32."""
+Image = bytes | Path
+"""The content of an image file, or its path."""
 
 
 class ImageText(MarkedText):
-    """A rendered chat with its image. image: None for a chat without. written: the tokens of what is to be written
-    behind it, where its text has no answer."""
+    """A rendered chat with its images, in their order. grids: the tiles into which each is cut. written: the tokens of
+    what is to be written behind it, where its text has no answer."""
 
-    __slots__ = ("image", "written")
+    __slots__ = ("grids", "images", "written")
 
-    image: Image
+    images: tuple[Image, ...]
+    grids: tuple[Grid, ...]
     written: tuple[int, ...]
 
     def __new__(
         cls,
         text: str,
         answers: Sequence[tuple[int, int]] = (),
-        image: Image = None,
+        images: Sequence[Image] = (),
+        grids: Sequence[Grid] = (),
         written: Sequence[int] = (),
     ) -> Self:
         made = super().__new__(cls, text, answers, has_special_tokens=True)
-        made.image, made.written = image, tuple(written)
+        made.images, made.grids, made.written = tuple(images), tuple(grids), tuple(written)
         return made
 
     def __getnewargs__(self) -> tuple[Any, ...]:
-        return str(self), self.answers, self.image, self.written
+        return str(self), self.answers, self.images, self.grids, self.written
+
+    def with_images(self, images: Sequence[Image]) -> Self:
+        """Return the same chat with other images, cut into as many tiles."""
+        return type(self)(self, self.answers, images, self.grids, self.written)
+
+    def with_written(self, written: Sequence[int]) -> Self:
+        """Return the same chat with what is to be written behind it."""
+        return type(self)(self, self.answers, self.images, self.grids, written)
 
 
 @dataclass(frozen=True)
 class PatchTokens:
-    """Tokens of a text in which the place of an image has been taken by its patches, with ids below 0.
+    """Tokens of a text in which the places of images have been taken by their patches, with ids below 0.
 
-    ids: of the tokens, and -1 - n for patch n. offsets: of each in the text. overflowing: those that were cut off.
+    ids: of the tokens, and -1 - n for patch n of all images. offsets: of each in the text. overflowing: those that were
+    cut off.
     """
 
     ids: list[int]
@@ -54,46 +65,53 @@ class PatchTokens:
         return [1] * len(self.ids)
 
 
-def expand_image(encoding: Any, image_id: int, patches: int, images: int) -> PatchTokens:
-    """Put the patches of an image in its place in a text. image_id: the token that stands for an image. images: those
-    that come with the text, at most one. Raises InputError where the text has another number of places."""
+def expand_images(encoding: Any, image_id: int, patches: int, layouts: Sequence[Sequence[int]]) -> PatchTokens:
+    """Put what stands for images in their places in a text. image_id: the token that stands for an image in the text,
+    and for a frame of `patches` patches in the tokens of its layout. layouts: of the images that come with the text.
+    Raises InputError where the text has another number of places."""
     places = encoding.ids.count(image_id)
-    if places != images and not encoding.overflowing:
+    if places != len(layouts) and not encoding.overflowing:
         raise InputError(
-            f"the text has places for images, {places}, and comes with another number of them, {images}: the chat "
-            f"template shows no image, or the text itself holds the token that stands for one. Leave that token out"
+            f"the text has places for images, {places}, and comes with another number of them, {len(layouts)}: the "
+            f"chat template does not show them all, or the text itself holds the token that stands for one. Leave that "
+            f"token out"
         )
-    counts = [patches if token == image_id else 1 for token in encoding.ids]
-    ids = [
-        token if count == 1 and token != image_id else -1 - patch
-        for token, count in zip(encoding.ids, counts, strict=True)
-        for patch in range(count)
-    ]
-    offsets = [offset for offset, count in zip(encoding.offsets, counts, strict=True) for _ in range(count)]
+    rest = iter(layouts)
+    ids: list[int] = []
+    offsets: list[tuple[int, int]] = []
+    patch = 0
+    for token, offset in zip(encoding.ids, encoding.offsets, strict=True):
+        for each in next(rest, ()) if token == image_id else (token,):
+            count = patches if each == image_id else 0
+            ids += range(-1 - patch, -1 - patch - count, -1) if count else [each]
+            patch += count
+        offsets += [offset] * (len(ids) - len(offsets))
     return PatchTokens(ids, offsets, encoding.overflowing)
 
 
-def render_image_chat(chat: ChatTemplate, messages: Any, image: Image) -> ImageText:
+def render_image_chat(
+    chat: ChatTemplate, messages: Any, images: Sequence[Image] = (), grids: Sequence[Grid] = ()
+) -> ImageText:
     """Render a chat, up to where the next answer begins unless it ends with one. messages: as OpenAI describes them;
     of an image a part says only that it is there, as `{"type": "image"}`, and where none does, the first message of
-    the user begins with it. Raises InputError."""
+    the user begins with all. Raises InputError."""
     parts = [split_parts(message, number) for number, message in enumerate(messages, 1)]
     if not parts:
         raise InputError("the chat has no messages")
     places = sum(part["type"] == "image" for message in parts for part in message["content"])
     users = [message for message in parts if message["role"] == "user"]
-    if image is not None and not places and users:
-        users[0]["content"].insert(0, {"type": "image"})
-        places = 1
-    if places != (image is not None):
+    if images and not places and users:
+        users[0]["content"][:0] = [{"type": "image"}] * len(images)
+        places = len(images)
+    if places != len(images):
         raise InputError(
-            f"the messages show {places} images, and {int(image is not None)} came with them. Give one image, and one "
-            f"part of the type 'image'"
+            f"the messages show {places} images, and {len(images)} came with them. Give each image one part of the "
+            f"type 'image'"
         )
     if parts[-1]["role"] != ASSISTANT:
-        return ImageText(chat.render(parts, prompt=True), image=image)
+        return ImageText(chat.render(parts, prompt=True), (), images, grids)
     text = chat.mark_answers(parts)
-    return ImageText(text, text.answers, image)
+    return ImageText(text, text.answers, images, grids)
 
 
 def split_parts(message: Any, number: int) -> dict[str, Any]:

@@ -1,10 +1,8 @@
-"""Image and text to text: a chat with an image to the answer that a vision-language model writes."""
+"""Images and text to text: a chat with images to the answer that a vision-language model writes."""
 
 import base64
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import NoneType
 from typing import Any, ClassVar, Self, Unpack
 
 import numpy as np
@@ -19,37 +17,43 @@ from laconic.tasks.answer_comparison import Labels
 from laconic.tasks.assets import PREPROCESS, read_asset, to_json
 from laconic.tasks.causal_text import CHAT, MESSAGES
 from laconic.tasks.chat_template import ChatTemplate
-from laconic.tasks.decoder_tensors import IMAGE_FEATURES, PIXELS, TEXT_INPUTS, CacheShape
+from laconic.tasks.decoder_tensors import FRAMES, IMAGE_FEATURES, PIXELS, TEXT_INPUTS, CacheShape
 from laconic.tasks.generation_settings import GenerationSettings
+from laconic.tasks.image_files import IMAGE, IMAGES, decode_image, find_image, fit_image, list_images, write_png
+from laconic.tasks.image_frames import ONE_FRAME, Grid, ImageFrames
 from laconic.tasks.image_preprocess import ImagePreprocess, open_image
-from laconic.tasks.image_text import ImageText, expand_image, render_image_chat
+from laconic.tasks.image_text import Image, ImageText, expand_images, render_image_chat
 from laconic.tasks.null_answers import NULL, shuffle_rows
 from laconic.tasks.preprocessing import Preprocessing, TextOptions
 from laconic.tasks.text import WORDS
 from laconic.tasks.text_generation import SERVED, TextGeneration, describe_inputs, find_last_answer
 from laconic.tensor import BATCH, TensorSpec
 
-IMAGE = "image"
-"""The column of an image, and its key in a sample."""
 FEATURES_LEAST = 0.9
 """The least mean cosine of an image's features with the original's, both less those of the mean image."""
 
 
 class ImageTextToText(TextGeneration):
-    """A sample is a chat with one image, or none.
+    """A sample is a chat with images, or with none.
 
-    It is compared as a text is. Beside it, the features that the tower makes of the images must stay like the
-    original's; and what the original writes for another sample's image is a null answer, so that no model passes that
-    ignores the image.
+    It is compared as a text is. Beside it, the features that the tower makes of each sample's first image must stay
+    like the original's; and what the original writes for other samples' images is a null answer, so that no model
+    passes that ignores the images.
     """
 
     name = "image-text-to-text"
     field = "chat"
-    field_description = "An object with `messages`, as OpenAI describes them, and an `image`, a file in base64."
-    columns: ClassVar[tuple[str, ...]] = (MESSAGES, IMAGE)
+    field_description = (
+        "An object with `messages`, as OpenAI describes them, and an `image`, a file in base64, or `images`, a list."
+    )
+    columns: ClassVar[tuple[str, ...]] = (MESSAGES, IMAGE, IMAGES)
     accepts = frozenset()
     auto_class = "AutoModelForImageTextToText"
-    architectures: ClassVar[tuple[str, ...]] = ("LlavaForConditionalGeneration",)
+    architectures: ClassVar[tuple[str, ...]] = (
+        "LlavaForConditionalGeneration",
+        "Idefics3ForConditionalGeneration",
+        "SmolVLMForConditionalGeneration",
+    )
     default_recipe = "image-text-to-text"
     learns_preferences = False
     is_trainable = False
@@ -59,48 +63,46 @@ class ImageTextToText(TextGeneration):
         tokenizer: Tokenizer,
         inputs: tuple[TensorSpec, ...],
         *,
-        preprocess: ImagePreprocess,
+        frames: ImageFrames,
         image_id: int,
-        patches: int,
         generation: GenerationSettings,
         start_id: int,
         end_id: int | None = None,
         chat: ChatTemplate | None = None,
         **options: Unpack[TextOptions],
     ) -> None:
-        """image_id: the token that stands for an image. patches: of an image, each of which takes the place of a
-        token."""
+        """frames: how images are prepared. image_id: the token that stands for an image."""
         super().__init__(
             tokenizer, inputs, generation=generation, start_id=start_id, end_id=end_id, chat=chat, **options
         )
-        self.preprocess, self.image_id, self.patches = preprocess, image_id, patches
+        self.frames, self.image_id = frames, image_id
 
     @classmethod
     def from_preprocessing(cls, preprocessing: Preprocessing) -> Self:
         inputs = describe_inputs(preprocessing.max_tokens, preprocessing.cache_shape)
         options = cls.select_options(preprocessing)
-        return cls(preprocessing.tokenizer, add_pixels(inputs, options["preprocess"]), **options)
+        return cls(preprocessing.tokenizer, add_pixels(inputs, options["frames"]), **options)
 
     @classmethod
     def select_options(cls, preprocessing: Preprocessing) -> dict[str, Any]:
-        image = preprocessing.image or ImagePreprocess(resize=(1, 1))
-        places = {"image_id": preprocessing.image_id, "patches": preprocessing.patches}
-        return super().select_options(preprocessing) | {"preprocess": image} | places
+        frames = preprocessing.frames or ImageFrames(frame=ImagePreprocess(resize=(1, 1)))
+        return super().select_options(preprocessing) | {"frames": frames, "image_id": preprocessing.image_id}
 
     @classmethod
     def from_assets(cls, folder: Path, inputs: tuple[TensorSpec, ...]) -> Self:
         preprocess = read_asset(folder, PREPROCESS)
-        image = ImagePreprocess.model_validate(preprocess.pop("preprocess"))
-        if tuple(spec.name for spec in inputs) not in ((*TEXT_INPUTS, PIXELS), (*SERVED, PIXELS)):
+        names = tuple(spec.name for spec in inputs)
+        if names not in ((*TEXT_INPUTS, PIXELS), (*SERVED, PIXELS)) or FRAMES not in inputs[-1].shape:
             raise CorruptArtifact(f"{folder} has other inputs than a vision-language model. Compress the model again")
+        frames = ImageFrames.model_validate(preprocess.pop("frames"))
         chat = ChatTemplate(**read_asset(folder, CHAT)) if (folder / CHAT).is_file() else None
         generation = cls.read_generation(folder)
-        return cls(cls.read_tokenizer(folder), inputs, **preprocess, preprocess=image, generation=generation, chat=chat)
+        return cls(cls.read_tokenizer(folder), inputs, **preprocess, frames=frames, generation=generation, chat=chat)
 
     def assets(self) -> dict[str, bytes]:
         text = {"max_tokens": self.max_tokens, "pad_id": self.pad_id, "start_id": self.start_id, "end_id": self.end_id}
-        image = {"preprocess": self.preprocess.model_dump(mode="json"), "image_id": self.image_id}
-        return super().assets() | {PREPROCESS: to_json({**text, **image, "patches": self.patches})}
+        images = {"frames": self.frames.model_dump(mode="json"), "image_id": self.image_id}
+        return super().assets() | {PREPROCESS: to_json({**text, **images})}
 
     def with_cache(self, shape: CacheShape | None) -> Self:
         if shape is None:
@@ -109,26 +111,18 @@ class ImageTextToText(TextGeneration):
                 "writes. Choose --target cpu, or another model"
             )
         task = super().with_cache(shape)
-        task.inputs = add_pixels(task.inputs, self.preprocess)
+        task.inputs = add_pixels(task.inputs, self.frames)
         return task
 
     def served_inputs(self) -> tuple[TensorSpec, ...]:
         return tuple(spec for spec in self.inputs if spec.name in (*SERVED, PIXELS))
 
     def read_row(self, values: Mapping[str, Any], folder: Path) -> tuple[tuple[Any, ...], Any]:
-        """Read a chat with its image: the content of a file, or a path relative to `folder`."""
+        """Read a chat with its images: the contents of files, or paths relative to `folder`."""
         chat = values.get(self.field, values)
-        image = chat.get(IMAGE) if isinstance(chat, Mapping) else None
-        if isinstance(image, Mapping):  # how Parquet files of Hugging Face hold files
-            image = image.get("bytes")
-        elif isinstance(image, str):
-            path = folder / image
-            if not path.is_file():
-                raise InputError(f"there is no image {image!r} (looked for {path})")
-            image = path
-        return (self.read_chat(chat, image),), None
+        return (self.read_chat(chat, [find_image(each, folder) for each in list_images(chat)]),), None
 
-    def read_chat(self, value: Any, image: Any) -> ImageText:
+    def read_chat(self, value: Any, images: Sequence[Image]) -> ImageText:
         """Read a chat, and render it. value: an object with its messages. Raises InputError."""
         if isinstance(value, ImageText):
             return value
@@ -137,57 +131,64 @@ class ImageTextToText(TextGeneration):
         messages = value.get(MESSAGES) if isinstance(value, Mapping) else None
         if not isinstance(messages, list):
             raise InputError(f"expected a list of objects {{'role': ..., 'content': ...}} under {MESSAGES!r}")
-        if not isinstance(image, (bytes, Path, np.ndarray, NoneType)):
-            raise InputError(f"an image must be the content of a file, not {type(image).__name__}")
-        return render_image_chat(self.chat, messages, image)
+        return render_image_chat(self.chat, messages, images, self.measure(images))
+
+    def measure(self, images: Sequence[Image]) -> list[Grid]:
+        """Measure into how many tiles images are cut. Raises InputError for more images than the context has room
+        for, before any is decoded."""
+        if len(images) * self.frames.patches > self.max_tokens:
+            raise InputError(
+                f"the model's context is {self.max_tokens} tokens, and {len(images)} images have at least "
+                f"{self.frames.patches} each. Send fewer images"
+            )
+        return [self.frames.measure(each) for each in images]
 
     def parse(self, value: Any) -> Any:
-        """Take a chat as JSON, its image in base64; or one that was read before."""
-        image = value.get(IMAGE) if isinstance(value, Mapping) else None
-        if isinstance(image, str):
-            try:
-                image = base64.b64decode(image.partition("base64,")[2] or image, validate=True)
-            except ValueError:  # binascii.Error is one, and so is what other than ASCII raises
-                raise InputError("an image in JSON must be the file's bytes in base64") from None
-        sample = self.read_chat(value, image)
-        self.read_pixels(sample)
+        """Take a chat as JSON, its images in base64; or one that was read before."""
+        sample = self.read_chat(value, [decode_image(each) for each in list_images(value)])
         (encoding,) = self.encode_texts([sample])
         if encoding.overflowing or len(encoding.ids) > self.max_tokens:
             raise InputError(
-                f"the chat has more than {self.max_tokens} tokens with the {self.patches} of its image, and the model "
-                f"takes no more. Send a shorter chat"
+                f"the chat has more than {self.max_tokens} tokens with the patches of its images, and the model takes "
+                f"no more. Send a shorter chat, or fewer or smaller images"
             )
+        self.read_pixels(sample)
         return sample
 
-    def encode_prompt(self, text: str, image: bytes | None) -> Arrays:
-        """Encode a rendered chat with its image, for an engine that writes: `input_ids` [1, seq] and `pixel_values`
-        [1, ...]. Raises InputError."""
-        encoded = self.encode_request(ImageText(text, image=image))
-        return {name: encoded[name] for name in ("input_ids", PIXELS)}
+    def encode_prompt(self, text: str, images: Sequence[bytes]) -> Arrays:
+        """Encode a rendered chat with its images, for an engine that writes: `input_ids` [1, seq] and `pixel_values`
+        [1, frames, ...]; the tokens alone where they leave no room for an answer. Raises InputError."""
+        sample = ImageText(text, (), images, self.measure(images))
+        ids = super().encode_request(sample)["input_ids"]
+        return {"input_ids": ids} | (self.stack_pixels([sample]) if ids.shape[1] < self.max_tokens else {})
 
     def read_pixels(self, sample: Any) -> Array:
-        """Read the image of a sample, [channels, height, width] float32; zeros where it has none. Raises
-        InputError."""
-        image = getattr(sample, "image", None)
-        spec = self.inputs[-1]
-        if image is None:
-            return np.zeros([int(axis) for axis in spec.shape[1:]], np.float32)
-        if not isinstance(image, np.ndarray):
-            return self.preprocess.apply(open_image(image))
-        spec.check(image[None], {})
-        return image
+        """Read the frames of a sample's images, [frames, channels, height, width] float32; one of zeros where it has
+        none. Raises InputError."""
+        images = getattr(sample, IMAGES, ())
+        if not images:
+            return np.zeros((1, *(int(axis) for axis in self.inputs[-1].shape[2:])), np.float32)
+        return np.concatenate([self.frames.apply(open_image(image)) for image in images])
 
     def encode_texts(self, samples: Sequence[Any]) -> list[Any]:
-        """Return the tokens of each sample, its image's patches among them. A tokenizer's special tokens are added
+        """Return the tokens of each sample, its images' patches among them. A tokenizer's special tokens are added
         where the template writes none at the beginning, as transformers does."""
         start = self.chat.tokens.get("bos_token") if self.chat else None
         encodings = []
         for sample in samples:
             is_begun = start is not None and sample.startswith(start)
             encoding = self.tokenizer.encode(str(sample), add_special_tokens=not is_begun)
-            images = int(getattr(sample, "image", None) is not None)
-            encodings.append(expand_image(encoding, self.image_id, self.patches, images))
+            layouts = [self.lay_out(grid) for grid in getattr(sample, "grids", ())]
+            encodings.append(expand_images(encoding, self.image_id, self.frames.patches, layouts))
         return encodings
+
+    def lay_out(self, grid: Grid) -> list[int]:
+        """Return the tokens of an image that is cut into these tiles, one of its own for each frame."""
+        if grid == ONE_FRAME and not self.frames.around:
+            return [self.image_id]
+        text = self.frames.describe(grid, self.tokenizer.id_to_token(self.image_id) or "")
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
 
     def encode(self, samples: Sequence[Any]) -> Arrays:
         return self.order(super().encode(samples) | self.stack_pixels(samples))
@@ -196,8 +197,12 @@ class ImageTextToText(TextGeneration):
         return super().encode_request(sample) | self.stack_pixels([sample])
 
     def stack_pixels(self, samples: Sequence[Any]) -> Arrays:
-        """Return the images of samples, [samples, channels, height, width]."""
-        return {PIXELS: np.stack([self.read_pixels(sample) for sample in samples])}
+        """Return the frames of samples' images, [samples, frames, channels, height, width], with zeros behind them."""
+        rows = [self.read_pixels(sample) for sample in samples]
+        pixels = np.zeros((len(rows), max(map(len, rows), default=1), *rows[0].shape[1:]), np.float32)
+        for place, row in enumerate(rows):
+            pixels[place, : len(row)] = row
+        return {PIXELS: pixels}
 
     def order(self, arrays: Arrays) -> Arrays:
         """Return inputs in the model's order."""
@@ -208,12 +213,12 @@ class ImageTextToText(TextGeneration):
 
     def with_answers(self, samples: Sequence[Any], written: Array) -> list[Any]:
         return [
-            ImageText(sample, sample.answers, sample.image, () if sample.answers else self._cut_known(ids))
+            sample.with_written(() if sample.answers else self._cut_known(ids))
             for sample, ids in zip(samples, written.tolist(), strict=True)
         ]
 
     def _divide(self, sample: Any, ids: Array, learned: Array) -> tuple[list[int], list[int]]:
-        """Divide a chat, of which nothing is cut: an image would be."""
+        """Divide a chat, of which nothing is cut: images would be."""
         if not sample.answers:
             room = max(1, self.max_tokens - len(ids) + 1)  # the last token of a target is not read
             return ids.tolist(), list(sample.written[: min(self.compared, room)])
@@ -221,13 +226,13 @@ class ImageTextToText(TextGeneration):
         return ids[:start].tolist(), ids[start : min(stop, start + self.compared)].tolist()
 
     def make_null_samples(self, samples: Sequence[Any]) -> Sequence[Any] | None:
-        """Return samples with the image of another one each, far from it: rows beside it may have the same one."""
-        images = [sample.image for sample in samples if sample.image is not None]
-        others = iter([*images[len(images) // 2 :], *images[: len(images) // 2]])
-        return [
-            sample if sample.image is None else ImageText(sample, sample.answers, next(others), sample.written)
-            for sample in samples
-        ]
+        """Return samples with images of other ones, far from them: rows beside a sample may have the same one."""
+        images = [image for sample in samples for image in sample.images]
+        grids = [grid for sample in samples for grid in sample.grids]
+        half = len(images) // 2
+        pairs = zip(images, grids, [*images[half:], *images[:half]], [*grids[half:], *grids[:half]], strict=True)
+        others = iter([other if grid == shape else fit_image(other, own) for own, grid, other, shape in pairs])
+        return [sample.with_images([next(others) for _ in sample.images]) for sample in samples]
 
     def null_answers(self, reference: Arrays) -> dict[str, Arrays]:
         """Return those to texts, and what the original answers for another image."""
@@ -256,25 +261,27 @@ class ImageTextToText(TextGeneration):
         return self.sample_inputs({BATCH: batch, "seq": length}, seed)
 
     def sample_inputs(self, sizes: Mapping[str, int], seed: int = 0) -> Arrays:
-        """Draw texts with patches of an image at every other place."""
+        """Draw texts with patches of images at every other place."""
         drawn = super().sample_inputs(sizes, seed)
         rng = np.random.default_rng(seed)
-        ids = drawn["input_ids"]
-        ids[:, ::2] = -1 - rng.integers(0, self.patches, ids[:, ::2].shape)
-        return self.order(drawn | {PIXELS: self.inputs[-1].sample(rng, {BATCH: len(ids)})})
+        ids, frames = drawn["input_ids"], sizes.get(FRAMES, 1)
+        ids[:, ::2] = -1 - rng.integers(0, frames * self.frames.patches, ids[:, ::2].shape)
+        return self.order(drawn | {PIXELS: self.inputs[-1].sample(rng, {BATCH: len(ids), FRAMES: frames})})
 
     def timed(self, batch: int, length: int) -> Arrays:
-        """Make prompts that begin with an image."""
-        timed = super().timed(batch, max(length, self.patches + 1))
+        """Make prompts that begin with an image of one frame."""
+        patches = self.frames.patches
+        timed = super().timed(batch, max(length, patches + 1))
         ids, rng = np.maximum(timed["input_ids"], 0), np.random.default_rng(0)
         ids[ids == self.image_id] = (self.image_id + 1) % self.vocabulary
-        ids[:, : self.patches] = -1 - np.arange(self.patches)
+        ids[:, :patches] = -1 - np.arange(patches)
         return timed | {"input_ids": ids, PIXELS: self.inputs[-1].sample(rng, {BATCH: batch})}
 
     def check_values(self, inputs: Arrays) -> None:
-        ids = inputs.get("input_ids")
-        if ids is not None and ids.size and ids.min() < -self.patches:
-            raise InputError(f"the tokens begin with {ids.min()}, and an image has the patches -1 to {-self.patches}")
+        ids, pixels = inputs.get("input_ids"), inputs.get(PIXELS)
+        patches = self.frames.patches * (1 if pixels is None else pixels.shape[1])
+        if ids is not None and ids.size and ids.min() < -patches:
+            raise InputError(f"the tokens begin with {ids.min()}, and the images have the patches -1 to {-patches}")
         texts = {name: np.maximum(array, 0) if name == "input_ids" else array for name, array in inputs.items()}
         super().check_values(texts)
 
@@ -287,7 +294,8 @@ class ImageTextToText(TextGeneration):
 
     def sample_schema(self) -> dict[str, Any]:
         file = {"type": "string", "contentEncoding": "base64", "contentMediaType": "image/*"}
-        properties = {MESSAGES: {"type": "array", "items": {"type": "object"}}, IMAGE: file}
+        files = {"type": "array", "items": file}
+        properties = {MESSAGES: {"type": "array", "items": {"type": "object"}}, IMAGE: file, IMAGES: files}
         return {"type": "object", "properties": properties, "required": [MESSAGES]}
 
     def example_request(self) -> dict[str, Any]:
@@ -308,20 +316,7 @@ class ImageTextToText(TextGeneration):
         ]
 
 
-def write_png(image: Pillow.Image) -> bytes:
-    """Return the content of a PNG file of an image."""
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    return file.getvalue()
-
-
-def add_pixels(inputs: tuple[TensorSpec, ...], image: ImagePreprocess) -> tuple[TensorSpec, ...]:
-    """Return the inputs of a language model with that of an image behind them. Raises SourceError for images that are
-    not of one size."""
-    sides = image.crop or image.resize
-    if sides is None or (image.crop is None and image.keep_ratio):
-        raise SourceError(
-            "the image processor leaves images their size, and vision-language models are supported whose images all "
-            "have one"
-        )
-    return (*inputs, TensorSpec(name=PIXELS, dtype="float32", shape=(BATCH, image.channels, *sides)))
+def add_pixels(inputs: tuple[TensorSpec, ...], frames: ImageFrames) -> tuple[TensorSpec, ...]:
+    """Return the inputs of a language model with that of images behind them."""
+    shape = (BATCH, FRAMES, frames.channels, *(frames.sides or (1, 1)))
+    return (*inputs, TensorSpec(name=PIXELS, dtype="float32", shape=shape))

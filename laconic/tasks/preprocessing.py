@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # most servers read no audio, and its libraries take memory
     from laconic.tasks.decoder_tensors import CacheShape
     from laconic.tasks.detections import Scoring
     from laconic.tasks.generation_settings import GenerationSettings
+    from laconic.tasks.image_frames import ImageFrames
 
 Activation = Literal["identity", "sigmoid"]
 
@@ -46,9 +47,9 @@ class Preprocessing:
     mask_id: the token that stands for a masked one; None where the tokenizer has none. fixed_length: whether all texts
     are padded to `max_tokens`, and no mask tells the padding. generation: how a model writes; None for one that writes
     nothing. cache_shape: of its decoder's self-attention, twice the layers, the heads, and the width of a head.
-    scoring: how a detector's outputs become objects. image_id, patches: of a model that reads texts with an image, the
-    token that stands for the image, and the places of tokens that it takes. The defaults serve for reading samples, or
-    for planning, before a model is opened.
+    scoring: how a detector's outputs become objects. frames, image_id: of a model that reads texts with images, how
+    these become frames, and the token that stands for one. The defaults serve for reading samples, or for planning,
+    before a model is opened.
     """
 
     tokenizer: Tokenizer = field(default_factory=make_blank_tokenizer)
@@ -70,8 +71,8 @@ class Preprocessing:
     generation: "GenerationSettings | None" = None
     cache_shape: "CacheShape" = (2, 1, 1)
     scoring: "Scoring | None" = None
+    frames: "ImageFrames | None" = None
     image_id: int = -1
-    patches: int = 1
 
     @property
     def text_options(self) -> TextOptions:

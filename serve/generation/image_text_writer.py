@@ -1,10 +1,9 @@
-"""Models that write about an image: a chat's image is what the tower of images beside the decoder reads."""
+"""Models that write about images: those of a chat are what the tower beside the decoder reads."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from laconic.arrays import Arrays
-from laconic.errors import InputError
 from laconic.runtimes.generator import EncoderInputs
 from serve.generation.generation_worker import GenerationWorker
 from serve.generation.text_writer import TextWriter, WritingTask
@@ -14,13 +13,13 @@ from serve.generation.text_writer import TextWriter, WritingTask
 class ImageTextTask(Protocol):
     """What is asked besides of the task of a model that writes about images."""
 
-    def encode_prompt(self, text: str, image: bytes | None) -> Arrays:
-        """Encode a rendered chat with the content of its image's file: `input_ids` [1, seq], and what the tower reads.
-        Raises InputError."""
+    def encode_prompt(self, text: str, images: Sequence[bytes]) -> Arrays:
+        """Encode a rendered chat with the contents of its images' files: `input_ids` [1, seq], and what the tower
+        reads. Raises InputError."""
 
 
 class ImagePrompt(tuple[int, ...]):
-    """The tokens of a prompt, among them the patches of its image. source: what the tower reads."""
+    """The tokens of a prompt, among them the patches of its images. source: what the tower reads."""
 
     source: EncoderInputs
 
@@ -33,7 +32,7 @@ class ImagePrompt(tuple[int, ...]):
 
 
 class ImageTextWriter(TextWriter):
-    """Writes behind chats with one image, or none."""
+    """Writes behind chats with images, or with none."""
 
     reads_images = True
 
@@ -47,16 +46,14 @@ class ImageTextWriter(TextWriter):
         tools: Sequence[Mapping[str, Any]] | None = None,
         images: Sequence[bytes] = (),
     ) -> tuple[int, ...]:
-        if len(images) > 1:
-            raise InputError(f"the chat has {len(images)} images, and the model reads one. Send one")
-        return self._encode(self.render(messages, tools), images[0] if images else None)
+        return self._encode(self.render(messages, tools), images)
 
     def encode_text(self, text: str) -> tuple[int, ...]:
-        return self._encode(text, None)
+        return self._encode(text, ())
 
-    def _encode(self, text: str, image: bytes | None) -> tuple[int, ...]:
-        prompt = ImagePrompt.of(self.task.encode_prompt(text, image))
-        return prompt if image is not None else self.check(prompt)
+    def _encode(self, text: str, images: Sequence[bytes]) -> tuple[int, ...]:
+        prompt = ImagePrompt.of(self.task.encode_prompt(text, images))
+        return prompt if images else self.check(prompt)
 
     def divide(self, prompt: tuple[int, ...]) -> tuple[tuple[int, ...], EncoderInputs | None]:
         return tuple(prompt), prompt.source if isinstance(prompt, ImagePrompt) else None

@@ -20,7 +20,7 @@ class TextPart(RequestPart):
 
 
 class ImageUrl(RequestPart):
-    """Where an image is. detail: has no effect, since the model reads images of one size."""
+    """Where an image is. detail: has no effect, since the checkpoint says at which size images are read."""
 
     url: str
     detail: Literal["auto", "low", "high"] | None = None

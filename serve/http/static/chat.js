@@ -21,7 +21,7 @@ function addChat(card, model) {
     turns.length = 0;
     log.replaceChildren();
     status.textContent = "";
-    [picture.hidden, input.value] = [!(model.chat && model.images), ""];
+    input.value = "";
     area.focus();
   });
   area.addEventListener("keydown", event => {
@@ -49,10 +49,7 @@ function addChat(card, model) {
       else status.textContent = "Stopped.";
     }
     const written = line.querySelector("p").textContent;
-    if (written && log.contains(line)) {
-      turns.push(messages.at(-1), { role: "assistant", content: written });
-      if (image) picture.hidden = true;  // a chat has one image
-    }
+    if (written && log.contains(line)) turns.push(messages.at(-1), { role: "assistant", content: written });
     [send.disabled, stop.hidden, writing] = [false, true, null];
   });
 }
@@ -68,7 +65,7 @@ function readAddress(file) {
 
 function addTurn(log, role, text, image) {
   const line = make("li", undefined, { class: role });
-  if (image) line.append(make("img", undefined, { alt: "The image of this chat", src: image }));
+  if (image) line.append(make("img", undefined, { alt: "The image of this message", src: image }));
   line.append(make("p", text));
   log.append(line);
   line.scrollIntoView({ block: "nearest" });
