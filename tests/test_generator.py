@@ -174,6 +174,23 @@ def test_beside_texts_under_way_prompts_are_read_in_small_pieces_but_for_what_is
         assert event.token_ids == (int(decoder.predict(list(prompt))[-1].argmax()),)
 
 
+def test_a_short_prompt_waits_for_no_long_one_which_still_goes_on(tiny: Generator) -> None:
+    *running, long, short = draw_prompts(VOCABULARY, (5, 8, 6 * PIECE_BESIDE, 9))
+    for number, prompt in enumerate(running):
+        tiny.add(GenerationRequest(number, prompt, Sampling(60)))
+    while not [event for event in tiny.step() if event.request_id == 1]:
+        pass
+    tiny.add(GenerationRequest(2, long, Sampling(1)))
+    tiny.step()
+    for number in (3, 4, 5, 6):
+        tiny.add(GenerationRequest(number, short[number:], Sampling(1)))
+    steps: dict[int, int] = {}
+    for step in range(1, 15):
+        steps |= {event.request_id: step for event in tiny.step() if event.request_id > 1}
+    assert max(steps[number] for number in (3, 4, 5, 6)) < steps[2] < 11
+    finish(tiny)
+
+
 def test_the_repetition_penalty_is_that_of_transformers(tiny: Generator, decoder: TinyDecoder | TinyLlama) -> None:
     (prompt,) = draw_prompts(VOCABULARY, (6,))
     ids = list(prompt)

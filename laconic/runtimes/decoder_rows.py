@@ -76,6 +76,11 @@ class PromptReading:
     read: int = 0
     cached: int = 0
 
+    @property
+    def left(self) -> int:
+        """Tokens that are to be read."""
+        return len(self.tokens) - self.read
+
     def score(self, logits: Array) -> None:
         """Score the tokens that follow those just read. logits: of these, [tokens, vocabulary]."""
         following = self.tokens[self.read - len(logits) + 1 : self.read + 1]

@@ -1,11 +1,11 @@
 """The interface of an engine that writes (generator): requests in, token events out, until each request ends."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Protocol, Self, TypeVar
 
 from laconic.arrays import Array
 from laconic.errors import InputError, Overloaded
@@ -132,6 +132,28 @@ def check_prompt(request: GenerationRequest, vocabulary: int, patches: int = 0) 
     low, high = min(request.prompt), max(request.prompt)
     if low < -patches or high >= vocabulary:
         raise InputError(f"the tokens run from {low} to {high}, and the model takes {-patches} to {vocabulary - 1}")
+
+
+class Prompt(Protocol):
+    """A prompt that is read in pieces. read: tokens that were. left: tokens that were not."""
+
+    read: int
+
+    @property
+    def left(self) -> int: ...
+
+
+PromptT = TypeVar("PromptT", bound=Prompt)
+
+
+def order_prompts(prompts: Iterable[PromptT], step: int) -> list[PromptT]:
+    """Order prompts for a step that reads pieces of them: as they came, but in every second step those with the fewest
+    tokens left first. So a short prompt waits for no long one, which still gets half of what is read. The first keeps
+    its turn until it has begun, since it may wait for room. step: its number."""
+    ordered = list(prompts)
+    if step % 2 and ordered and ordered[0].read:
+        ordered.sort(key=lambda prompt: prompt.left)
+    return ordered
 
 
 Holder = tuple[int, int]

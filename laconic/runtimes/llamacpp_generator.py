@@ -20,6 +20,7 @@ from laconic.runtimes.generator import (
     GoldenToken,
     TokenEvent,
     check_prompt,
+    order_prompts,
 )
 from laconic.runtimes.grammar import GrammarTokens
 from laconic.runtimes.llamacpp_library import TEXTS, LlamaModel, Reading
@@ -73,6 +74,7 @@ class LlamaCppGenerator(Generator):
         self._grammars = None if tokenizer is None else GrammarTokens(tokenizer, self.vocabulary)
         self._waiting: deque[PromptReading] = deque()
         self._prompts: list[PromptReading] = []
+        self._steps = 0
         self._rows: list[DecoderRow] = []
         self._texts = TextPool(self._model)
         if (wrong := count_differing(self, golden)) > may_differ(golden):
@@ -176,7 +178,8 @@ class LlamaCppGenerator(Generator):
         """Cut the pieces of prompts that are read next. most_logits: that they may ask for together."""
         pieces: list[tuple[PromptReading, Reading]] = []
         rest = PIECE_BESIDE if self._rows else PIECE
-        for prompt in self._prompts:
+        self._steps += 1
+        for prompt in order_prompts(self._prompts, self._steps):
             is_scored = prompt.request.sampling.prompt_logprobs
             most = min(rest, most_logits) if is_scored else rest
             if most < 1 or most_logits < 1:

@@ -2,7 +2,6 @@
 any attention, any setting of sampling and encoder-decoders can be served; the cache is copied as rows join and leave,
 and its free part holds prefixes of texts that were read."""
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
@@ -23,6 +22,7 @@ from laconic.runtimes.generator import (
     Generator,
     TokenEvent,
     check_prompt,
+    order_prompts,
 )
 from laconic.runtimes.grammar import GrammarMatch, GrammarTokens
 from laconic.runtimes.low_rank_adapter import LowRankAdapter, read_low_rank_adapter
@@ -94,7 +94,8 @@ class OpenVinoDecoder(Generator):
         self.ledger = self._capacity if beside is None else beside.ledger
         self._prefixes = PrefixCache(BLOCK_TOKENS)
         self._grammars = None if tokenizer is None else GrammarTokens(tokenizer, self.vocabulary)
-        self._prompts: deque[PromptReading] = deque()
+        self._prompts: list[PromptReading] = []
+        self._steps = 0
         self._rows: list[DecoderRow] = []
         self._past: list[Array] = []
         self._sources: Mapping[str, Array] = NO_SOURCE
@@ -199,7 +200,7 @@ class OpenVinoDecoder(Generator):
             self._end(row)
         for prompt in self._prompts:
             prompt.rows = [row for row in prompt.rows if not row.is_done]
-        self._prompts = deque(prompt for prompt in self._prompts if prompt.rows)
+        self._prompts = [prompt for prompt in self._prompts if prompt.rows]
         return [TokenEvent(row.request.id, row.index, (), finish_reason="cancelled") for row in cancelled]
 
     def _fail(self, error: BaseException) -> list[TokenEvent]:
@@ -250,8 +251,10 @@ class OpenVinoDecoder(Generator):
         """Read pieces of prompts; choose the first tokens of those that are read to their end, which then join."""
         events: list[TokenEvent] = []
         rest = PIECE_BESIDE if self._rows else PIECE
-        while rest > 0 and self._prompts and (self._prompts[0].read or self._has_room(self._prompts[0])):
-            prompt = self._prompts[0]
+        self._steps += 1
+        for prompt in order_prompts(self._prompts, self._steps):
+            if rest <= 0 or not (prompt.read or self._has_room(prompt)):
+                break
             if not prompt.read:
                 rest -= self._begin_reading(prompt)
             piece = prompt.tokens[prompt.read : prompt.read + max(1, rest)]
@@ -265,7 +268,7 @@ class OpenVinoDecoder(Generator):
             if prompt.request.sampling.prompt_logprobs:
                 prompt.score(logits[0])
             if prompt.read == len(prompt.tokens):
-                self._prompts.popleft()
+                self._prompts.remove(prompt)
                 events += self._join(prompt, logits[0, -1])
         return events
 
@@ -307,7 +310,8 @@ class OpenVinoDecoder(Generator):
     def _measure_batch(self, prompt: PromptReading | None) -> int:
         """Return the tokens that the rows, and those of a prompt, take when all are padded to the longest that any may
         become."""
-        rows = [*self._rows, *(joining.row for joining in self._joining), *(prompt.rows if prompt else ())]
+        read = [row for each in self._prompts if each.read or each is prompt for row in each.rows]
+        rows = [*self._rows, *(joining.row for joining in self._joining), *read]
         lengths = [row.request.length for row in rows if not row.is_done]
         return len(lengths) * max(lengths, default=0)
 

@@ -21,6 +21,7 @@ from laconic.runtimes.generator import (
     Sampling,
     TokenEvent,
     check_prompt,
+    order_prompts,
 )
 from laconic.runtimes.openvino import HINTS, find_compute, make_properties, ov  # first: keeps telemetry out
 from laconic.runtimes.prefix_cache import PrefixCache
@@ -70,9 +71,9 @@ class EngineChoice:
     is_cancelled: bool = False
 
     @property
-    def is_whole(self) -> bool:
-        """Whether the engine was given the whole prompt."""
-        return self.read == len(self.request.prompt)
+    def left(self) -> int:
+        """Tokens of the prompt that the engine was not given yet."""
+        return len(self.request.prompt) - self.read
 
 
 class OpenVinoGenAi(Generator):
@@ -106,7 +107,7 @@ class OpenVinoGenAi(Generator):
         self.vocabulary = stateful.vocabulary
         self.cache: CacheShape = stateful.cache
         self._choices: dict[tuple[int, int], EngineChoice] = {}
-        self._next = 0
+        self._next = self._steps = 0
         self._prefixes = PrefixCache(BLOCK_TOKENS) if has_prefix_cache else None
         properties = make_properties(threads, compute) | make_cache_properties(stateful.cache, compute)
         self._pipeline = open_pipeline(stateful, model, blocks, properties, has_prefix_cache)
@@ -155,10 +156,12 @@ class OpenVinoGenAi(Generator):
         return choice.index == 0 or first is None or bool(first.tokens) or first.is_cancelled
 
     def _begin(self) -> None:
-        """Give the engine prompts, first come first served: as many tokens that it must compute as a step may read."""
+        """Give the engine as many tokens of prompts that it must compute as a step may read."""
         rest = PIECE_BESIDE if any(choice.tokens for choice in self._choices.values()) else PIECE
-        for choice in self._choices.values():
-            if rest > 0 and choice.handle is None and not choice.is_cancelled and self._may_begin(choice):
+        waiting = (each for each in self._choices.values() if each.handle is None and not each.is_cancelled)
+        self._steps += 1
+        for choice in order_prompts(waiting, self._steps):
+            if rest > 0 and self._may_begin(choice):
                 rest -= self._give(choice, rest)
 
     def _give(self, choice: EngineChoice, most: int) -> int:
@@ -167,7 +170,7 @@ class OpenVinoGenAi(Generator):
         sampling, prompt = choice.request.sampling, choice.request.prompt
         cached = len(prompt) if self._prefixes is None else max(choice.read, self._prefixes.find(prompt)[0])
         choice.read = min(len(prompt), cached + most)
-        config = make_config(sampling, choice.index) if choice.is_whole else make_config(Sampling(1), 0)
+        config = make_config(Sampling(1), 0) if choice.left else make_config(sampling, choice.index)
         tokens = ov.Tensor(np.array([prompt[: choice.read]], np.int64))
         choice.handle = self._pipeline.add_request(self._next, tokens, config)
         self._next += 1
@@ -191,7 +194,7 @@ class OpenVinoGenAi(Generator):
                 for output in choice.handle.read().values():
                     tokens += output.generated_ids
                     logprobs += output.generated_log_probs
-            if tokens and not choice.is_whole:
+            if tokens and choice.left:
                 self._keep(*request.prompt[: choice.read])
                 choice.handle = None
                 return []
