@@ -134,7 +134,7 @@ def check_prompt(request: GenerationRequest, vocabulary: int, patches: int = 0) 
         raise InputError(f"the tokens run from {low} to {high}, and the model takes {-patches} to {vocabulary - 1}")
 
 
-class Prompt(Protocol):
+class UnreadPrompt(Protocol):
     """A prompt that is read in pieces. read: tokens that were. left: tokens that were not."""
 
     read: int
@@ -143,7 +143,7 @@ class Prompt(Protocol):
     def left(self) -> int: ...
 
 
-PromptT = TypeVar("PromptT", bound=Prompt)
+PromptT = TypeVar("PromptT", bound=UnreadPrompt)
 
 
 def order_prompts(prompts: Iterable[PromptT], step: int) -> list[PromptT]:
