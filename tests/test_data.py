@@ -1,6 +1,7 @@
 import contextlib
 import copy
 import csv
+import gc
 import json
 import tracemalloc
 
@@ -228,6 +229,7 @@ def test_a_bad_file_of_texts_is_refused_by_row(name, content, message, tmp_path)
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):
         read(tmp_path / name, TEXT)
+    assert gc.isenabled(), "it is paused while texts are read"
 
 
 @pytest.mark.parametrize("suffix", [*WRITERS, ".npz", ".txt"])

@@ -11,6 +11,7 @@ import numpy as np
 
 from laconic.arrays import Array
 from laconic.errors import DataError
+from laconic.hardware import pause_garbage_collection
 from laconic.hashing import hash_of
 from laconic.tasks.row_parsing import is_file
 
@@ -171,6 +172,7 @@ def shuffle_key(key: str, seed: int) -> str:
     return hashlib.sha256(f"{seed}:{key}".encode()).hexdigest()
 
 
+@pause_garbage_collection()
 def split(dataset: Dataset, sizes: Mapping[str, float], seed: int = 0) -> dict[str, Dataset]:
     """Split a dataset into disjoint parts. sizes: the share of each part, by name; their sum is at most 1.
 

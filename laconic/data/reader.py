@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from laconic.data.rows import digest_content, parse_row
 from laconic.data.shards import list_shards
 from laconic.data.stored_rows import ParsedRow, Row, StoredRows, TaskRows, leave_in_file, rename_columns
 from laconic.errors import DataError, did_you_mean
-from laconic.hardware import cores
+from laconic.hardware import cores, pause_garbage_collection
 from laconic.hashing import hash_of
 from laconic.tasks.row_parsing import LABEL, is_file
 from laconic.tasks.task import Task
@@ -43,16 +44,17 @@ def read(path: Path, task: Task, columns: Mapping[str, str] | None = None, *, sk
     path = Path(path)
     entries: list[ParsedRow] = []
     shards = list_shards(path)
-    for shard in shards:
-        rows = read_rows(shard, task, columns)
-        parse = partial(parse_rows, rows, task, columns or {}, shard, sketched=sketched)
-        if not isinstance(rows, StoredRows):
-            entries += parse()
-        elif sketched:
-            stored = TaskRows(rows, task, columns or {})
-            entries += (leave_in_file(entry, stored) for entry in parse())
-        else:
-            entries += index_rows(rows, task, columns or {}, parse)
+    with nullcontext() if task.decodes_files else pause_garbage_collection():  # what decodes files may leave cycles
+        for shard in shards:
+            rows = read_rows(shard, task, columns)
+            parse = partial(parse_rows, rows, task, columns or {}, shard, sketched=sketched)
+            if not isinstance(rows, StoredRows):
+                entries += parse()
+            elif sketched:
+                stored = TaskRows(rows, task, columns or {})
+                entries += (leave_in_file(entry, stored) for entry in parse())
+            else:
+                entries += index_rows(rows, task, columns or {}, parse)
     dataset = join_rows(entries, task, path.name, file=None if path.is_dir() or shards != [path] else path)
     has_files = path.is_dir() and shards == [path]
     return replace(dataset, left_out=describe_left_out(path, dataset)) if has_files else dataset
@@ -135,6 +137,7 @@ def find_shape(label: Any) -> tuple[int, ...]:
     return () if label is None or isinstance(label, (int, str)) else np.shape(label)
 
 
+@pause_garbage_collection()
 def join_rows(entries: list[ParsedRow], task: Task, name: str, file: Path | None = None) -> Dataset:
     """Make a dataset of parsed rows. Raises DataError for rows that do not go together, as pairs with single texts."""
     if not entries:

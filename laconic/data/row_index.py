@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from laconic.cache import Cache
 from laconic.data.shards import list_shards
 from laconic.data.stored_rows import FileVersion, ParsedRow, StoredRows, TaskRows, leave_in_file, make_sources
+from laconic.hardware import pause_garbage_collection
 from laconic.hashing import environment_digest, hash_of
 from laconic.tasks.row_parsing import strip_target
 from laconic.tasks.task import Task
@@ -78,7 +79,10 @@ def keep(
         content = None
     if computed:
         return computed[0]
-    return compute() if content is None else decode(content)
+    if content is None:
+        return compute()
+    with pause_garbage_collection():
+        return decode(content)
 
 
 def describe_version(file: FileVersion) -> list[Any]:
