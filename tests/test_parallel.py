@@ -461,6 +461,7 @@ def test_what_is_left_open_takes_the_ranks_that_are_left_or_is_refused(mesh, wor
     ("mesh", "message"),
     [
         ({"tensor": 2, "compress": "fp16"}, "compress is for replicas"),
+        ({"tensor": 2, "pipeline": 2, "schedule": "zbv"}, "tensor takes one stage on a rank, and zbv has two"),
         ({"sequence": True}, "sequence spreads positions over the ranks of tensor: 2 or more"),
         ({"tensor": 2, "pipeline": 2, "sequence": True}, "2 or more, without pipeline"),
         ({"pipeline": 4, "compress": "fp16"}, "compress is for replicas"),

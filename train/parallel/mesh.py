@@ -84,6 +84,8 @@ class Mesh(Strict):
             raise ValueError("compress is for replicas of whole models. Set precision in its place")
         if self.sequence and (self.tensor == 1 or self.pipeline > 1):
             raise ValueError("sequence spreads positions over the ranks of tensor: 2 or more, without pipeline")
+        if self.tensor > 1 and self.pipeline > 1 and self.schedule in ("interleaved", "zbv"):
+            raise ValueError(f"tensor takes one stage on a rank, and {self.schedule} has two. Set schedule: 1f1b")
         if not self.is_sharded and (self.precision or self.offload):
             name = "precision" if self.precision else "offload"
             raise ValueError(f"{name} is for shards, and this mesh has none. Set shard: null to shard over all ranks")

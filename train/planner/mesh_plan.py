@@ -227,7 +227,9 @@ def list_meshes(job: MeshJob, devices: int) -> Iterator[Mesh]:
             rest = devices // (tensor * pipeline)
             for shard in list_divisors(rest):
                 sizes = AxisSizes(pipeline, rest // shard, shard, tensor)
-                schedules: Iterable[ScheduleName] = SCHEDULES if pipeline > 1 else ("1f1b",)
+                # Parts of layers take one stage on a rank.
+                names = [name for name, kind in SCHEDULES.items() if tensor == 1 or kind.stages == 1]
+                schedules: Iterable[ScheduleName] = names if pipeline > 1 else ("1f1b",)
                 yield from (make_mesh(job.training.mesh, sizes, schedule) for schedule in schedules)
 
 
