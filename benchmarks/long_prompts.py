@@ -19,7 +19,7 @@ from results import Results, make_parser
 
 from laconic.runtimes.generator import GenerationRequest, Generator, Sampling
 
-CACHE = 4 << 30
+CACHE = 6 << 30
 """Bytes of the cache of an engine: all rows of the second one are as wide as the longest."""
 SHORT, TOKENS = 32, 64
 """Tokens of the streams' own prompts, and of what they write by themselves."""

@@ -27,7 +27,7 @@ from transformers import (
 
 from laconic.errors import InputError, Overloaded, RuntimeFailure
 from laconic.registry import resolve
-from laconic.runtimes.generator import PIECE_BESIDE, GenerationRequest, Generator, Sampling, TokenEvent
+from laconic.runtimes.generator import GenerationRequest, Generator, Sampling, TokenEvent
 
 pytest.importorskip("openvino_genai")
 from laconic.runtimes.openvino_decoder import COPIES, OpenVinoDecoder
@@ -160,7 +160,7 @@ def test_a_seed_draws_the_same_tokens_alone_and_beside_others(tiny: Generator) -
 def test_beside_texts_under_way_prompts_are_read_in_small_pieces_but_for_what_is_known(
     tiny: Generator, decoder: TinyDecoder | TinyLlama
 ) -> None:
-    *short, long = draw_prompts(VOCABULARY, (5, 8, 7 * PIECE_BESIDE))
+    *short, long = draw_prompts(VOCABULARY, (5, 8, 7 * tiny.piece))
     for number, prompt in enumerate(short):  # two, so that nothing is drafted
         tiny.add(GenerationRequest(number, prompt, Sampling(40)))
     while not [event for event in tiny.step() if event.request_id == 1]:
@@ -175,7 +175,7 @@ def test_beside_texts_under_way_prompts_are_read_in_small_pieces_but_for_what_is
 
 
 def test_a_short_prompt_waits_for_no_long_one_which_still_goes_on(tiny: Generator) -> None:
-    *running, long, short = draw_prompts(VOCABULARY, (5, 8, 6 * PIECE_BESIDE, 9))
+    *running, long, short = draw_prompts(VOCABULARY, (5, 8, 6 * tiny.piece, 9))
     for number, prompt in enumerate(running):
         tiny.add(GenerationRequest(number, prompt, Sampling(60)))
     while not [event for event in tiny.step() if event.request_id == 1]:

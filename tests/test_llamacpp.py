@@ -30,7 +30,7 @@ from serve.model_repository.loader import choose_generator
 pytest.importorskip("xllamacpp", reason="needs the extra llamacpp")
 from laconic.runtimes import llamacpp_library
 from laconic.runtimes.llamacpp import LlamaCpp, cut_batches
-from laconic.runtimes.llamacpp_generator import PIECE_BESIDE, LlamaCppGenerator
+from laconic.runtimes.llamacpp_generator import LlamaCppGenerator
 from laconic.runtimes.llamacpp_library import TEXTS
 
 QUIET = Steps(quiet=True)
@@ -63,7 +63,7 @@ def measure_regret(llama: TinyLlama, prompt: Sequence[int], text: Sequence[int])
 def test_more_texts_than_there_are_numbers_come_and_go(llama: TinyLlama, generator: LlamaCppGenerator) -> None:
     """Requests of any length are begun, cancelled and ended at random while others are written."""
     rng = np.random.default_rng(1)
-    lengths = [1, 2, PIECE_BESIDE + 240, *rng.integers(1, 60, 27).tolist()]
+    lengths = [1, 2, LlamaCppGenerator.piece + 240, *rng.integers(1, 60, 27).tolist()]
     prompts = draw_prompts(VOCABULARY, lengths)
     limits = rng.integers(1, 20, len(prompts)).tolist()
     choices = [1 + number % 4 for number in range(len(prompts))]

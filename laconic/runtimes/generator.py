@@ -13,9 +13,8 @@ from laconic.errors import InputError, Overloaded
 FinishReason = Literal["stop", "length", "cancelled", "failed"]
 """Why a choice ended: at a stop token, at the most tokens that were asked for, because it was cancelled, or because the
 engine that it needs cannot be opened."""
-PIECE, PIECE_BESIDE = 256, 32
-"""Tokens of prompts that a step reads, alone and beside texts that are written, whose next tokens come after it
-(`benchmarks/long_prompts.py`)."""
+PIECE = 256
+"""Tokens of prompts that a step reads while no text is written."""
 
 
 @dataclass(frozen=True)
@@ -208,12 +207,14 @@ class Generator(ABC):
     """A loaded model that writes. All calls come from one thread.
 
     ledger: the capacity in blocks, and what holds them. source_tokens: that every source takes in the cache where all
-    have one length; 0 where each has its own, or there are none. gives_scores: whether `top_logprobs` can be asked for.
-    note: what should be known about how the model was opened.
+    have one length; 0 where each has its own, or there are none. piece: tokens of prompts that a step reads beside
+    texts that are written, whose next tokens come after it (`benchmarks/long_prompts.py`). gives_scores: whether
+    `top_logprobs` can be asked for. note: what should be known about how the model was opened.
     """
 
     ledger: BlockLedger
     source_tokens: int = 0
+    piece: int = 32
     gives_scores: bool = True
     note: str = ""
 

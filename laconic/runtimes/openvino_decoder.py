@@ -16,7 +16,6 @@ from laconic.runtimes.decoder_requests import NO_SOURCE, OpenDecoder, begin_open
 from laconic.runtimes.decoder_rows import DecoderRow, JoiningRow, PromptReading
 from laconic.runtimes.generator import (
     PIECE,
-    PIECE_BESIDE,
     BlockLedger,
     GenerationRequest,
     Generator,
@@ -250,7 +249,7 @@ class OpenVinoDecoder(Generator):
     def _read(self, decoder: OpenDecoder) -> Sequence[TokenEvent]:
         """Read pieces of prompts; choose the first tokens of those that are read to their end, which then join."""
         events: list[TokenEvent] = []
-        rest = PIECE_BESIDE if self._rows else PIECE
+        rest = self.piece if self._rows else PIECE
         self._steps += 1
         for prompt in order_prompts(self._prompts, self._steps):
             if rest <= 0 or not (prompt.read or self._has_room(prompt)):

@@ -13,7 +13,6 @@ from laconic.errors import InputError, RuntimeFailure
 from laconic.runtimes.decoder_file import find_value_group
 from laconic.runtimes.generator import (
     PIECE,
-    PIECE_BESIDE,
     BlockLedger,
     FinishReason,
     GenerationRequest,
@@ -157,7 +156,7 @@ class OpenVinoGenAi(Generator):
 
     def _begin(self) -> None:
         """Give the engine as many tokens of prompts that it must compute as a step may read."""
-        rest = PIECE_BESIDE if any(choice.tokens for choice in self._choices.values()) else PIECE
+        rest = self.piece if any(choice.tokens for choice in self._choices.values()) else PIECE
         waiting = (each for each in self._choices.values() if each.handle is None and not each.is_cancelled)
         self._steps += 1
         for choice in order_prompts(waiting, self._steps):
