@@ -1,5 +1,6 @@
 """The number of threads of a run on a CPU, which follows the share of the cores that other processes leave it."""
 
+import math
 import os
 import time
 from collections.abc import Container, Iterator, Mapping
@@ -36,7 +37,8 @@ class ThreadBalance(RunLog):
 
     def __init__(self) -> None:
         self._most = torch.get_num_threads()
-        self._times, self._looked = read_thread_times(), time.monotonic()
+        self._times: Times = {}  # from the first step on: loading keeps more threads waiting than training does
+        self._looked = -math.inf
         self._quiet, self._needed, self._is_trying = 0.0, FIRST_QUIET, False
 
     def step(self, report: StepReport) -> None:
@@ -44,7 +46,8 @@ class ThreadBalance(RunLog):
         now = time.monotonic()
         if self._most > 1 and now - self._looked >= INTERVAL:
             times = read_thread_times()
-            self.adapt(compute_wait_share(self._times, times), now - self._looked)
+            if self._times:
+                self.adapt(compute_wait_share(self._times, times), now - self._looked)
             self._times, self._looked = times, now
 
     def adapt(self, share: float, seconds: float) -> None:
