@@ -223,6 +223,14 @@ def test_every_library_is_decided_upon():
     assert [name for name in names if not re.search(rf"(^\| {name} \|)|\b{name}\s\(", text, re.MULTILINE)] == []
 
 
+def test_prose_is_wrapped_at_120_characters():
+    for path in [*DOCS.glob("*.md"), *HOME.glob("*.md")]:
+        prose = re.sub(r"^(\s*)```.*?^\1```$", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+        kept = r"\||<|    |- \*\*.*  $"  # tables, tags, code by its indentation, a heading that ends its line
+        long = [line for line in prose.splitlines() if len(line) > 120 and not re.match(kept, line)]
+        assert long == [], path.name
+
+
 def test_every_page_is_in_the_navigation_and_needs_nothing_from_another_server():
     sections = [next(iter(entry.values())) for entry in yaml.safe_load((HOME / "mkdocs.yml").read_text())["nav"]]
     listed = [page for section in sections for page in (section if isinstance(section, list) else [{"": section}])]

@@ -175,7 +175,7 @@ class OpenVinoGenAi(Generator):
         self._next += 1
         return choice.read - cached
 
-    def _keep(self, *tokens: int) -> None:
+    def _keep(self, tokens: Sequence[int]) -> None:
         """Note that the engine has the blocks of a text."""
         if self._prefixes is not None:
             self._prefixes.keep(tokens, (), 0, self.ledger.total)
@@ -194,7 +194,7 @@ class OpenVinoGenAi(Generator):
                     tokens += output.generated_ids
                     logprobs += output.generated_log_probs
             if tokens and choice.left:
-                self._keep(*request.prompt[: choice.read])
+                self._keep(request.prompt[: choice.read])
                 choice.handle = None
                 return []
             choice.tokens += tokens
@@ -205,7 +205,7 @@ class OpenVinoGenAi(Generator):
             elif choice.handle.get_status() != openvino_genai.GenerationStatus.RUNNING:
                 raise RuntimeError("the engine gave a request up")
         if reason is not None:
-            self._keep(*request.prompt[: choice.read], *choice.tokens)
+            self._keep((*request.prompt[: choice.read], *choice.tokens))
             del self._choices[request.id, choice.index]
             self.ledger.release(request.id, choice.index)
         elif not tokens:
