@@ -156,24 +156,38 @@ class OpenVinoGenAi(Generator):
 
     def _begin(self) -> None:
         """Give the engine as many tokens of prompts that it must compute as a step may read."""
-        rest = self.piece if any(choice.tokens for choice in self._choices.values()) else PIECE
+        rest = PIECE
+        if any(choice.tokens for choice in self._choices.values()):
+            rest = self.piece
         waiting = (each for each in self._choices.values() if each.handle is None and not each.is_cancelled)
         self._steps += 1
         for choice in order_prompts(waiting, self._steps):
-            if rest > 0 and self._may_begin(choice):
+            if rest > 0 and self._may_begin(choice) and not self._goes_on_within_block(choice.request.prompt):
                 rest -= self._give(choice, rest)
 
+    def _goes_on_within_block(self, prompt: tuple[int, ...]) -> bool:
+        """Return whether a prompt goes on behind that of a text under way whose last block is not full. The engine
+        would have both write into this block: 64 of 1,200 such answers were wrong (2026.4)."""
+        texts = (each.request.prompt[: each.read] for each in self._choices.values() if each.handle is not None)
+        open_texts = (text for text in texts if len(text) % BLOCK_TOKENS)
+        return any(len(text) < len(prompt) and prompt[: len(text)] == text for text in open_texts)
+
     def _give(self, choice: EngineChoice, most: int) -> int:
-        """Give the engine the prompt of a choice, or the next piece of it. Return the tokens that it must compute, at
+        """Give the engine the prompt of a choice, or its next whole blocks. Return the tokens that it must compute, at
         most `most` of them."""
         sampling, prompt = choice.request.sampling, choice.request.prompt
         cached = len(prompt) if self._prefixes is None else max(choice.read, self._prefixes.find(prompt)[0])
-        choice.read = min(len(prompt), cached + most)
+        stop = min(len(prompt), cached + most)
+        if stop < len(prompt):
+            stop -= stop % BLOCK_TOKENS
+        if stop <= cached < len(prompt):
+            return most
+        choice.read = stop
         config = make_config(Sampling(1), 0) if choice.left else make_config(sampling, choice.index)
-        tokens = ov.Tensor(np.array([prompt[: choice.read]], np.int64))
+        tokens = ov.Tensor(np.array([prompt[:stop]], np.int64))
         choice.handle = self._pipeline.add_request(self._next, tokens, config)
         self._next += 1
-        return choice.read - cached
+        return stop - cached
 
     def _keep(self, tokens: Sequence[int]) -> None:
         """Note that the engine has the blocks of a text."""

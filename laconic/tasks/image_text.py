@@ -3,11 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from laconic.errors import InputError
 from laconic.tasks.chat_template import ASSISTANT, ChatTemplate, MarkedText
-from laconic.tasks.image_frames import Grid
+
+if TYPE_CHECKING:  # a base install has no Pillow
+    from laconic.tasks.image_frames import Grid
 
 Image = bytes | Path
 """The content of an image file, or its path."""
@@ -20,7 +22,7 @@ class ImageText(MarkedText):
     __slots__ = ("grids", "images", "written")
 
     images: tuple[Image, ...]
-    grids: tuple[Grid, ...]
+    grids: "tuple[Grid, ...]"
     written: tuple[int, ...]
 
     def __new__(
@@ -28,7 +30,7 @@ class ImageText(MarkedText):
         text: str,
         answers: Sequence[tuple[int, int]] = (),
         images: Sequence[Image] = (),
-        grids: Sequence[Grid] = (),
+        grids: "Sequence[Grid]" = (),
         written: Sequence[int] = (),
     ) -> Self:
         made = super().__new__(cls, text, answers, has_special_tokens=True)
@@ -90,7 +92,7 @@ def expand_images(encoding: Any, image_id: int, patches: int, layouts: Sequence[
 
 
 def render_image_chat(
-    chat: ChatTemplate, messages: Any, images: Sequence[Image] = (), grids: Sequence[Grid] = ()
+    chat: ChatTemplate, messages: Any, images: Sequence[Image] = (), grids: "Sequence[Grid]" = ()
 ) -> ImageText:
     """Render a chat, up to where the next answer begins unless it ends with one. messages: as OpenAI describes them;
     of an image a part says only that it is there, as `{"type": "image"}`, and where none does, the first message of
