@@ -38,8 +38,8 @@ class LlamaCppGenerator(Generator):
     """A decoder in llama.cpp. A request begins, first come first served, when there is a text for each of its choices;
     texts that have ended stay as prefixes of others, the least recently used of them shortest.
 
-    By pieces of 32, next tokens come after 1.0 s beside a long prompt and not after 1.3 s, but its own first one after
-    131 s and not after 84 (`benchmarks/long_prompts.py`).
+    By pieces of 32, next tokens come after 1.0 s beside a long prompt and not after 1.2 s, but its own first one after
+    131 s and not after 74 (`benchmarks/long_prompts.py`).
     """
 
     piece = 64

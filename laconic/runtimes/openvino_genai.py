@@ -5,10 +5,12 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
+from laconic.arrays import Array
 from laconic.errors import InputError, RuntimeFailure
 from laconic.runtimes.decoder_file import find_value_group
 from laconic.runtimes.generator import (
@@ -22,6 +24,7 @@ from laconic.runtimes.generator import (
     check_prompt,
     order_prompts,
 )
+from laconic.runtimes.open_blocks import OpenBlocks
 from laconic.runtimes.openvino import HINTS, find_compute, make_properties, ov  # first: keeps telemetry out
 from laconic.runtimes.prefix_cache import PrefixCache
 from laconic.runtimes.runtime import Compute
@@ -69,6 +72,16 @@ class EngineChoice:
     tokens: list[int] = field(default_factory=list)
     is_cancelled: bool = False
 
+    @cached_property
+    def prompt(self) -> Array:
+        """The tokens of the prompt, [tokens]."""
+        return np.array(self.request.prompt, np.int64)
+
+    @property
+    def text(self) -> Array:
+        """What the engine has of the prompt and has written, [tokens]."""
+        return np.append(self.prompt[: self.read], np.array(self.tokens, np.int64))
+
     @property
     def left(self) -> int:
         """Tokens of the prompt that the engine was not given yet."""
@@ -108,6 +121,7 @@ class OpenVinoGenAi(Generator):
         self._choices: dict[tuple[int, int], EngineChoice] = {}
         self._next = self._steps = 0
         self._prefixes = PrefixCache(BLOCK_TOKENS) if has_prefix_cache else None
+        self._open_blocks = OpenBlocks(BLOCK_TOKENS, 2 * blocks)
         properties = make_properties(threads, compute) | make_cache_properties(stateful.cache, compute)
         self._pipeline = open_pipeline(stateful, model, blocks, properties, has_prefix_cache)
 
@@ -162,15 +176,13 @@ class OpenVinoGenAi(Generator):
         waiting = (each for each in self._choices.values() if each.handle is None and not each.is_cancelled)
         self._steps += 1
         for choice in order_prompts(waiting, self._steps):
-            if rest > 0 and self._may_begin(choice) and not self._goes_on_within_block(choice.request.prompt):
+            if rest > 0 and self._may_begin(choice) and not self._would_share(choice):
                 rest -= self._give(choice, rest)
 
-    def _goes_on_within_block(self, prompt: tuple[int, ...]) -> bool:
-        """Return whether a prompt goes on behind that of a text under way whose last block is not full. The engine
-        would have both write into this block: 64 of 1,200 such answers were wrong (2026.4)."""
-        texts = (each.request.prompt[: each.read] for each in self._choices.values() if each.handle is not None)
-        open_texts = (text for text in texts if len(text) % BLOCK_TOKENS)
-        return any(len(text) < len(prompt) and prompt[: len(text)] == text for text in open_texts)
+    def _would_share(self, choice: EngineChoice) -> bool:
+        """Return whether the engine would have the prompt of a choice and a text under way write into one block."""
+        under_way = (each.text for each in self._choices.values() if each.handle is not None)
+        return self._prefixes is not None and self._open_blocks.would_share(choice.prompt, under_way)
 
     def _give(self, choice: EngineChoice, most: int) -> int:
         """Give the engine the prompt of a choice, or its next whole blocks. Return the tokens that it must compute, at
@@ -184,15 +196,15 @@ class OpenVinoGenAi(Generator):
             return most
         choice.read = stop
         config = make_config(Sampling(1), 0) if choice.left else make_config(sampling, choice.index)
-        tokens = ov.Tensor(np.array([prompt[:stop]], np.int64))
-        choice.handle = self._pipeline.add_request(self._next, tokens, config)
+        choice.handle = self._pipeline.add_request(self._next, ov.Tensor(choice.prompt[None, :stop]), config)
         self._next += 1
         return stop - cached
 
-    def _keep(self, tokens: Sequence[int]) -> None:
-        """Note that the engine has the blocks of a text."""
+    def _keep(self, text: Array) -> None:
+        """Note that the engine has the blocks of a text that has ended."""
         if self._prefixes is not None:
-            self._prefixes.keep(tokens, (), 0, self.ledger.total)
+            self._prefixes.keep(text.tolist(), (), 0, self.ledger.total)
+            self._open_blocks.end(text)
 
     def _read(self, choice: EngineChoice) -> Sequence[TokenEvent]:
         """Read what a step added to a choice, and forget the choice where it ended."""
@@ -208,7 +220,7 @@ class OpenVinoGenAi(Generator):
                     tokens += output.generated_ids
                     logprobs += output.generated_log_probs
             if tokens and choice.left:
-                self._keep(request.prompt[: choice.read])
+                self._keep(choice.text)
                 choice.handle = None
                 return []
             choice.tokens += tokens
@@ -219,7 +231,7 @@ class OpenVinoGenAi(Generator):
             elif choice.handle.get_status() != openvino_genai.GenerationStatus.RUNNING:
                 raise RuntimeError("the engine gave a request up")
         if reason is not None:
-            self._keep((*request.prompt[: choice.read], *choice.tokens))
+            self._keep(choice.text)
             del self._choices[request.id, choice.index]
             self.ledger.release(request.id, choice.index)
         elif not tokens:

@@ -1,4 +1,4 @@
-"""The prefix cache of the engine that steps a decoder: keys and values of texts that were read, in blocks of tokens."""
+"""A cache of prefixes: keys and values of texts that were read, in blocks of tokens."""
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,8 @@ from laconic.arrays import Array
 
 class PrefixCache:
     """Blocks of keys and values, each found by the digest of all tokens up to its end, and of the adapter that read
-    them. Of a text that begins as another did, the blocks that both share need not be computed again.
+    them. Of a text that begins as another did, the blocks that both share need not be computed again. Without keys and
+    values it tells what an engine has that keeps them itself.
 
     block_tokens: tokens of a block.
     """
@@ -41,8 +42,8 @@ class PrefixCache:
 
     def keep(self, tokens: Sequence[int], past: Sequence[Array], place: int, most: int, adapter: int = 0) -> None:
         """Keep a text. past: the keys and values of a batch, [rows, heads, tokens, width] each, in which those of the
-        text come last. place: of its row. most: blocks that there may be, of all texts. adapter: as `find` takes
-        it."""
+        text come last; none where the engine keeps them itself. place: of its row. most: blocks that there may be, of
+        all texts. adapter: as `find` takes it."""
         keys = list(self._name_blocks(tokens, adapter))[: max(0, most)]
         for number, key in enumerate(keys):
             if key not in self._blocks:

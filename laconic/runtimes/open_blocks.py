@@ -1,0 +1,63 @@
+"""Open blocks: partly filled blocks of a prefix cache that the engine keeps, and who would write into them."""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from hashlib import blake2b
+
+from laconic.arrays import Array
+
+
+class OpenBlocks:
+    """Where texts have ended within a block of the cache of OpenVINO GenAI, which lets several requests that go on
+    there write into this block at once (2026.4). One at a time is right.
+
+    block_tokens: tokens of a block. most: texts that are remembered; the engine has no more open blocks than blocks.
+    """
+
+    def __init__(self, block_tokens: int, most: int) -> None:
+        self._block_tokens = block_tokens
+        self._most = most
+        self._ended: OrderedDict[bytes, None] = OrderedDict()  # least recently used first
+
+    def end(self, text: Array) -> None:
+        """Note that a text, [tokens], has ended. Its last token may have been computed or not, so that the block may
+        end before it."""
+        for name in self._name_ends(text, max(0, len(text) - 1), len(text)):
+            self._touch(name)
+        while len(self._ended) > self._most:
+            self._ended.popitem(last=False)
+
+    def would_share(self, prompt: Array, under_way: Iterable[Array]) -> bool:
+        """Return whether a prompt, [tokens], and a text under way, [tokens], would write into one block: both begin
+        with a text that ended, or ends now, within the block in which they part."""
+        parts: set[tuple[int, int]] = set()
+        for text in under_way:
+            common = count_common(prompt, text)
+            start, stop = common - common % self._block_tokens, min(common, len(prompt) - 1)
+            if any(start < length <= stop for length in (len(text) - 1, len(text))):  # the last may not be computed
+                return True
+            parts.add((start, stop))
+        names = {name for start, stop in parts for name in self._name_ends(prompt, start, stop)}
+        shared = names & self._ended.keys()
+        for name in shared:
+            self._touch(name)
+        return bool(shared)
+
+    def _name_ends(self, text: Array, start: int, stop: int) -> Iterator[bytes]:
+        """Yield the digests of the beginnings of a text, from `start` to `stop` tokens, that end within a block."""
+        whole = blake2b(text[:start].tobytes(), digest_size=16)
+        for length in range(start, stop + 1):
+            if length % self._block_tokens:
+                yield whole.digest()
+            whole.update(text[length : length + 1].tobytes())
+
+    def _touch(self, name: bytes) -> None:
+        self._ended[name] = None
+        self._ended.move_to_end(name)
+
+
+def count_common(one: Array, other: Array) -> int:
+    """Count the tokens that two texts, [tokens] each, begin with alike."""
+    length = min(len(one), len(other))
+    differ = one[:length] != other[:length]
+    return int(differ.argmax()) if differ.any() else length
