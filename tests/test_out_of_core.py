@@ -252,7 +252,7 @@ def test_layers_are_divided_by_factors_where_they_compute_the_same_then(tmp_path
     }
 
 
-@pytest.mark.parametrize("family", ["qwen3", "mistral", "gemma2", "gemma3", "opt", "gpt2", "bloom"])
+@pytest.mark.parametrize("family", ["qwen3", "mistral", "gemma2", "gemma3", "opt", "gpt2", "bloom", "openai-gpt"])
 def test_one_part_at_a_time_computes_what_the_whole_model_does(tmp_path, family):
     folder = save(tmp_path / family, family)
     model = open_sharded_model(folder)

@@ -11,7 +11,7 @@ import onnx
 import pytest
 import torch
 import transformers
-from language_models import FAMILIES, WINDOW, mark_swept, open_decoder, save
+from language_models import FAMILIES, GROUPED, WINDOW, mark_swept, open_decoder, save
 from originals import tiny_tokenizer
 from served import running
 
@@ -436,6 +436,17 @@ def test_a_model_that_keeps_no_keys_and_values_scores_texts_and_learns(tmp_path)
     task = load_source(models.save_mamba(tmp_path / "mamba")).task
     assert [spec.name for spec in task.inputs] == ["input_ids", "attention_mask"]
     assert (task.name, task.generation) == (TASK, None)
+
+
+def test_a_model_of_convolutions_alone_writes_without_a_cache(tmp_path):
+    shape = GROUPED | {"layer_types": ["conv", "conv"]}
+    model = transformers.Lfm2ForCausalLM(transformers.Lfm2Config(**shape))
+    checkpoint = load_source(models.save_transformer(tmp_path / "lfm2", model))
+    source = {"input_ids": torch.tensor([[5, 6, 7], [8, 0, 0]]), "attention_mask": torch.tensor([[1, 1, 1], [1, 0, 0]])}
+    written = checkpoint.module.generate(source, checkpoint.task.reference_settings)
+    for tokens, answer in zip(([5, 6, 7], [8]), written, strict=True):
+        logits = checkpoint.module.model(input_ids=torch.tensor([[*tokens, *answer]]), use_cache=False).logits
+        assert logits[0, len(tokens) - 1 : -1].argmax(dim=-1).tolist() == answer.tolist()
 
 
 def test_a_server_scores_with_a_model_that_cannot_write(shared, tmp_path):

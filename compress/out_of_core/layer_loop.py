@@ -42,7 +42,7 @@ class LayerLoop:
     def __init__(self, model: ShardedModel) -> None:
         """Raises SourceError for a model that does not call its layers one after another."""
         self.model, self.base = model, model.model.base_model
-        stacks = find_layer_lists(self.base)
+        stacks = find_layer_lists(self.base) or find_layer_lists(self.base, least=1)
         if len(stacks) != 1:
             raise self._refuse(f"has {len(stacks)} lists of layers, and one is expected")
         self.layers: list[nn.Module] = list(stacks[0].children())
@@ -116,7 +116,7 @@ class LayerLoop:
             self._probed = self.embed(torch.zeros((1, 1), dtype=torch.int64))
         with self.model.loaded(self.layers[0]):
             self.run(0, self._probed)
-        self._returns_tuple = isinstance(self._output, tuple)
+        self._returns_tuple = not isinstance(self._output, Tensor)
 
     def _refuse(self, reason: str) -> SourceError:
         kind = type(self.model.model).__name__

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import DynamicCache, GenerationMixin, masking_utils
+from transformers.cache_utils import CacheLayerMixin
 
 from laconic.errors import SourceError
 from laconic.models.decoder_cache import describe_logits, make_cache
@@ -121,7 +122,7 @@ class LanguageModel(WritingModel):
         inputs = self.select_source(source, generation)
         with quiet():
             written: Tensor = GenerationMixin.generate(
-                self.model, **inputs, num_beams=1, do_sample=False, use_cache=True,
+                self.model, **inputs, num_beams=1, do_sample=False, use_cache=writes_with_cache(self.model),
                 max_new_tokens=generation.max_new_tokens, min_new_tokens=generation.min_new_tokens,
                 eos_token_id=list(generation.eos_token_id) or None, pad_token_id=generation.pad_token_id,
                 repetition_penalty=1.0, no_repeat_ngram_size=0,
@@ -132,6 +133,13 @@ class LanguageModel(WritingModel):
         """Return what transformers reads of prompts, with their ends side by side."""
         ids, mask = align_right(source["input_ids"], source["attention_mask"], generation.pad_token_id)
         return {"input_ids": ids, "attention_mask": mask}
+
+
+def writes_with_cache(model: Any) -> bool:
+    """Return whether transformers writes with the model's cache: not with one that does not know how many tokens it
+    holds, as that of convolutions alone."""
+    layers = DynamicCache(config=model.config).layers
+    return not layers or model._is_stateful or any(isinstance(layer, CacheLayerMixin) for layer in layers)
 
 
 def cap_logits(logits: Tensor, cap: float | None) -> Tensor:

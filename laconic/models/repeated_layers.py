@@ -3,14 +3,14 @@
 from torch import nn
 
 
-def find_layer_lists(module: nn.Module) -> tuple[nn.Module, ...]:
-    """Find the outermost ModuleLists and Sequentials of two or more modules of one class that have submodules."""
+def find_layer_lists(module: nn.Module, *, least: int = 2) -> tuple[nn.Module, ...]:
+    """Find the outermost ModuleLists and Sequentials of `least` or more modules of one class that have submodules."""
     lists: list[nn.Module] = []
 
     def walk(parent: nn.Module) -> None:
         for child in parent.children():
             members = list(child.children()) if isinstance(child, (nn.ModuleList, nn.Sequential)) else []
-            is_uniform = len(members) > 1 and len({type(member) for member in members}) == 1
+            is_uniform = len(members) >= least and len({type(member) for member in members}) == 1
             if is_uniform and any(True for _ in members[0].children()):
                 lists.append(child)
             else:

@@ -163,5 +163,5 @@ class LayerwiseFunction(torch.autograd.Function):
 
 def hidden_of(output: Any) -> Tensor:
     """Return the hidden states in a layer's output."""
-    value: Tensor = output[0] if isinstance(output, tuple) else output
+    value: Tensor = output if isinstance(output, Tensor) else output[0]
     return value
