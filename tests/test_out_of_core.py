@@ -214,6 +214,9 @@ def test_folders_that_cannot_be_read_layer_by_layer_are_refused(source, tmp_path
         quantize(tmp_path, tmp_path, source)
     with pytest.raises(SourceError, match="whose weights have the names that transformers gives them"):
         open_sharded_model(save(tmp_path / "mixtral", "mixtral"))
+    recipe = make_recipe(source, source=str(save(tmp_path / "gpt2", "gpt2")))
+    with pytest.raises(RecipeError, match=r"no nn.Linear.* Leave `to: checkpoint` out"):
+        quantize_checkpoint(recipe, tmp_path / "out", steps=QUIET, cache=Cache(tmp_path / "cache"))
 
 
 @pytest.mark.parametrize(
@@ -221,6 +224,7 @@ def test_folders_that_cannot_be_read_layer_by_layer_are_refused(source, tmp_path
     [
         ({"symmetric": False}, "symmetric must be true"),
         ({"mixed_precision": True}, "mixed_precision must be false"),
+        ({"keep": ["*"]}, "`keep` leaves no linear module"),
         ({"keep": ["nothing"]}, "no layer is named 'nothing'"),
     ],
 )

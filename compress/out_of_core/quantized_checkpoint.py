@@ -14,6 +14,7 @@ from torch import nn
 
 from compress.checkpoint_report import WrittenCheckpoint, compare_with_original, find_missed_by_checkpoint, write_report
 from compress.out_of_core.layer_loop import LayerLoop
+from compress.out_of_core.layer_rounding import find_linear
 from compress.out_of_core.layerwise_run import LayerwiseRun
 from compress.out_of_core.stage_settings import read_settings
 from compress.quantize.calibration import draw_calibration_samples
@@ -65,6 +66,7 @@ def quantize_checkpoint(
         with steps.step("read the model and the samples") as step:
             model = open_sharded_model(source, trust=trust)
             loop = LayerLoop(model)
+            check_linear(loop)
             samples = split_samples(recipe, model.task)
             judge = with_own_targets(samples.judge, model.task)
             context = make_context(recipe, model, samples, scratch, cache, steps)
@@ -89,6 +91,15 @@ def quantize_checkpoint(
             replace_folder(folder, destination)
             shutil.rmtree(work, ignore_errors=True)
     return WrittenCheckpoint(destination, report, tuple(find_missed_by_checkpoint(comparison, report, recipe.goal)))
+
+
+def check_linear(loop: LayerLoop) -> None:
+    """Raise RecipeError for a model without a linear module in its layers."""
+    if not any(find_linear(layer) for layer in loop.layers):
+        raise RecipeError(
+            f"the layers of the {type(loop.model.model).__name__} have no nn.Linear, whose weights alone "
+            f"compressed-tensors holds (GPT-2 has Conv1D in its place). Leave `to: checkpoint` out, for an artifact"
+        )
 
 
 def make_context(
@@ -145,8 +156,7 @@ def describe_quantization(run: LayerwiseRun) -> dict[str, Any]:
         elif isinstance(module, nn.Linear):
             others.append(path)
     if not linear:
-        kind = type(run.loop.model.model).__name__
-        raise RecipeError(f"the layers of the {kind} have no linear modules that could be quantized. Write an artifact")
+        raise RecipeError("`keep` leaves no linear module to quantize. Expected one at least; name fewer patterns")
     try:
         return CompressedTensorsFormat.describe(linear, others)
     except FormatRefused as error:
