@@ -184,7 +184,7 @@ def test_sigterm_lets_a_stream_end_and_leaves_no_process(vllm: Vllm) -> None:
     assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
 
 
-def test_a_vllm_that_hangs_is_killed_and_a_server_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
+def test_a_vllm_that_hangs_is_killed_and_a_server_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
     served = start(tmp_path, "--watchdog", "0.9")
     with served.process, served.client:
         pids = served.find_pids()
@@ -192,8 +192,10 @@ def test_a_vllm_that_hangs_is_killed_and_a_server_that_is_killed_leaves_no_proce
         assert eventually(lambda: "did not answer for 0.9 s and was killed" in served.log.read_text(), 10)
         assert eventually(lambda: served.find_pids() != pids, 10)
         pids = (*pids, *served.find_pids())
+        socket = Path(re.search(r"--uds=([^\0]+)", Path(f"/proc/{pids[3]}/cmdline").read_text())[1])
         served.process.kill()
     assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    assert eventually(lambda: not socket.parent.exists())
 
 
 def test_vllm_is_started_with_options_that_its_parser_knows(tmp_path: Path) -> None:
@@ -242,7 +244,9 @@ def test_what_vllm_cannot_serve_is_said_at_once(tmp_path: Path, options: dict[st
         serve_on_vllm([tmp_path], **options)
 
 
-def test_an_artifact_a_missing_program_and_a_start_that_fails_are_said_in_a_sentence(tmp_path: Path) -> None:
+def test_an_artifact_a_missing_program_and_a_start_that_fails_are_said_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(UsageError, match=r"laconic export .* --to compressed-tensors"):
         serve_on_vllm([write_artifact(tmp_path / "a.laconic")])
     checkpoint = write_checkpoint(tmp_path / "chat")
@@ -252,6 +256,10 @@ def test_an_artifact_a_missing_program_and_a_start_that_fails_are_said_in_a_sent
         serve([checkpoint], vllm_options="max-model-len=5")
     with pytest.raises(LaconicError, match=r"exited with code 1: max_model_len is greater than 8192 before it was"):
         serve_on_vllm([checkpoint], port=0, vllm=str(write_program(tmp_path)), vllm_options="max-model-len=9000")
+    (tmp_path / ("x" * 100)).mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / ("x" * 100)))
+    with pytest.raises(UsageError, match=r"vllm\.sock: .*AF_UNIX path too long\. Set TMPDIR to a folder"):
+        serve_on_vllm([checkpoint], port=0, vllm=str(tmp_path / "venv"))
 
 
 def test_the_cause_of_an_end_is_the_first_failure_of_the_log() -> None:

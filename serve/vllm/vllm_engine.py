@@ -1,6 +1,7 @@
 """vLLM behind a server: started, started again when it dies, and asked."""
 
 import logging
+import socket
 import tempfile
 import threading
 import time
@@ -8,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from laconic.errors import UsageError, describe_error
 from serve.batching.statistics import Statistics
 from serve.settings.server_settings import Settings
 from serve.vllm.guardian import STOP_SECONDS
@@ -29,10 +31,16 @@ class VllmEngine:
     """A model that vLLM answers for. name: of the model. statistics: of requests that went through here."""
 
     def __init__(self, name: str, command: Command, environment: Mapping[str, str], settings: Settings) -> None:
+        """Raises UsageError where the folder of temporary files takes no socket."""
         self.name = name
         self.statistics = Statistics()
         self._folder = tempfile.TemporaryDirectory(prefix="laconic-vllm-")  # of this user alone, as is the socket
         self._socket = Path(self._folder.name) / SOCKET
+        try:
+            check_path(self._socket)
+        except UsageError:
+            self._folder.cleanup()
+            raise
         self._reason = "it is being started"
         self._restart_at = 0.0
         self._stopping = threading.Event()
@@ -107,3 +115,16 @@ class VllmEngine:
         self._restart_at = time.monotonic() + (delay or 0)
         self._reason = f"{reason}; {again}"
         log.error("%s: %s; %s", self.name, reason, again)
+
+
+def check_path(path: Path) -> None:
+    """Raise UsageError where no unix socket can be made at a path: Linux takes 107 bytes."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as made:
+        try:
+            made.bind(str(path))
+        except OSError as error:
+            raise UsageError(
+                f"vLLM is reached by a socket, and none can be made at {path}: {describe_error(error)}. Set TMPDIR to "
+                f"a folder with a short path"
+            ) from None
+    path.unlink()

@@ -31,7 +31,8 @@ SUMMARY = "validation error"
 
 
 class VllmProcess:
-    """vLLM, at a unix socket. command, environment: as of `vllm_command`. socket: its path.
+    """vLLM, at a unix socket. command, environment: as of `vllm_command`. socket: its path, in a folder of its
+    own, which goes when this server does.
 
     The log goes to standard error. `guardian` runs it, in a group of processes of its own, so that a signal of the
     terminal's leaves it to this server, and its engine's processes end with it.
@@ -42,7 +43,7 @@ class VllmProcess:
         socket.unlink(missing_ok=True)
         try:
             self.process = subprocess.Popen(  # noqa: S603 - the program of the settings
-                [sys.executable, "-I", guardian.__file__, *command],
+                [sys.executable, "-I", guardian.__file__, str(socket), *command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
