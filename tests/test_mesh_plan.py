@@ -47,7 +47,13 @@ from train.step_assembly import distribute_step, make_step_parts
 CPU = torch.device("cpu")
 LENGTH, ROWS = 24, 8
 MESHES = {
-    2: {"tensor": {"tensor": 2}, "pipeline": {"pipeline": 2}, "zbv": {"pipeline": 2, "schedule": "zbv"}},
+    2: {
+        "tensor": {"tensor": 2},
+        "pipeline": {"pipeline": 2},
+        "zbv": {"pipeline": 2, "schedule": "zbv"},
+        "replicate": {"replicate": 2},
+        "replicate, sent in FP16": {"replicate": 2, "compress": "fp16"},
+    },
     4: {
         "pipeline of four": {"pipeline": 4},
         "shard x tensor": {"shard": 2, "tensor": 2},

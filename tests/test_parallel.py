@@ -497,6 +497,12 @@ def test_what_cannot_be_sharded_is_refused_with_the_reason(training, message):
         assembled(training, ranks)
 
 
+def test_gradients_in_bf16_between_processors_are_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RecipeError, match="between GPUs alone"), open_ranks(CPU, Mesh(compress="bf16")):
+        pass
+
+
 def test_a_task_that_compares_rows_and_a_single_number_are_refused():
     parts = make_step_parts(Classifier(), Targets(None), settings({}).components(), CPU)
     parts.objective.splittable = False

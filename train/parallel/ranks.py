@@ -135,13 +135,15 @@ def open_ranks(device: torch.device, mesh: Mesh, *, timeout: timedelta = TIMEOUT
     environment), or this process alone.
 
     When a rank fails, the others raise TrainingFailure. Raises UsageError for a rank without a device, RecipeError for
-    a mesh that does not fit the world size, MissingPackage where the mesh needs DeepSpeed. A RecipeError is that of all
-    ranks: the first raises it, and the others exit without a message.
+    a mesh that does not fit the world size or the device, MissingPackage where the mesh needs DeepSpeed. A RecipeError
+    is that of all ranks: the first raises it, and the others exit without a message.
     """
     world = int(os.environ.get("WORLD_SIZE", "1"))
     rank, local = (int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK"))
     try:
         mesh.resolve(world)
+        if mesh.compress == "bf16" and device.type == "cpu" and world > 1:
+            raise RecipeError("mesh: DDP sends gradients in bf16 between GPUs alone. Set compress: fp16")
         if mesh.zero is not None and importlib.util.find_spec("deepspeed") is None:
             raise missing_package("deepspeed")
     except (RecipeError, MissingPackage) as error:

@@ -27,6 +27,7 @@ from train.planner.stage_walk import (
     sends_on,
 )
 from train.planner.step_cost import StepCost
+from train.settings import Training
 
 Simulated = Mapping[Case, StageFootprint | MemoryPrediction]
 
@@ -86,7 +87,7 @@ def predict_whole_ranks(job: MeshJob, sizes: AxisSizes, simulated: Simulated) ->
     micro = job.training.components().micro_batch or rows
     gradients = prediction.phases["optimizer"]["gradients"]
     traffic: dict[Axis, float] = {
-        "replicate": 2 * share_sent(sizes.replicate) * gradients,
+        "replicate": 2 * share_sent(sizes.replicate) * count_averaged(job.training, sizes, gradients),
         "shard": share_sent(sizes.shard) * prediction.cost.shard,
         "tensor": share_sent(sizes.tensor) * prediction.cost.tensor,
     }
@@ -103,6 +104,13 @@ def predict_whole_ranks(job: MeshJob, sizes: AxisSizes, simulated: Simulated) ->
         {axis: amount for axis, amount in traffic.items() if amount},
         prediction.cost,
     )
+
+
+def count_averaged(training: Training, sizes: AxisSizes, gradients: int) -> float:
+    """Count the bytes in which replicas send their gradients: 2 for each number by `compress`, for which gradients that
+    are in BF16 already are no smaller. gradients: their bytes."""
+    is_compressed = training.mesh.compress is not None and sizes.shard == sizes.tensor == 1
+    return gradients / 2 if is_compressed and "pure-bf16" not in training.components().techniques else gradients
 
 
 def predict_stages(job: MeshJob, sizes: AxisSizes, schedule: ScheduleName, simulated: Simulated) -> MeshPrediction:
