@@ -127,19 +127,29 @@ def measure_bubble(actions: Sequence[Sequence[Action]], costs: Sequence[float]) 
     actions: of each rank, in order. costs: of the forward pass of each stage; a backward pass takes twice as long, and
     in two parts, for inputs and for weights, each half of that.
     """
+    span, busy = time_actions(actions, lambda kind, stage: costs[stage] * (2 if kind == "B" else 1), len(costs))
+    return 1 - sum(busy) / (len(busy) * span) if span else 0.0
+
+
+def time_actions(
+    actions: Sequence[Sequence[Action]], count_seconds: Callable[[str, int], float], stages: int
+) -> tuple[float, list[float]]:
+    """Return when the last action ends, if each begins as early as it can, and how long each rank is busy.
+
+    actions: as of `measure_bubble`. count_seconds: takes the kind of an action and its stage.
+    """
     queues = [deque(order) for order in actions]
-    free, busy = [0.0] * len(queues), 0.0
+    free, busy = [0.0] * len(queues), [0.0] * len(queues)
     ends: dict[Action, float] = {}
     while any(queues):
         for rank, queue in enumerate(queues):
-            while queue and (ready := find_start(queue[0], ends, len(costs))) is not None:
+            while queue and (ready := find_start(queue[0], ends, stages)) is not None:
                 kind, stage, number = queue.popleft()
-                cost = costs[stage] * (2 if kind == "B" else 1)
-                busy += cost
+                cost = count_seconds(kind, stage)
+                busy[rank] += cost
                 free[rank] = max(free[rank], ready) + cost
                 ends["B" if kind == "I" else kind, stage, number] = free[rank]
-    span = max(free)
-    return 1 - busy / (len(free) * span) if span else 0.0
+    return max(free), busy
 
 
 def find_start(action: Action, ends: Mapping[Action, float], stages: int) -> float | None:

@@ -1,11 +1,14 @@
 """The memory, the bubble and the traffic of a mesh, put together from a few ranks that are simulated."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from train.offload.memory_accounting import CATEGORIES, Category
 from train.parallel.mesh import Axis, AxisSizes, ScheduleName
+from train.parallel.pipeline_schedules import time_actions
 from train.planner.memory_prediction import MemoryPrediction, count_rows, sum_categories
 from train.planner.mesh_cases import (
     Case,
@@ -20,8 +23,10 @@ from train.planner.stage_footprint import StageFootprint, combine_footprints, su
 from train.planner.stage_walk import (
     GRADIENTS,
     PARAMETERS,
+    RankEvents,
     StageWalk,
     compute_bubble,
+    order_actions,
     order_events,
     sends_back,
     sends_on,
@@ -35,9 +40,9 @@ Simulated = Mapping[Case, StageFootprint | MemoryPrediction]
 @dataclass(frozen=True)
 class MeshPrediction:
     """What a mesh takes. schedule: None without a pipeline. layers: of each rank of the pipeline. ranks: the bytes of
-    each at its peak, by category. host: bytes of the host that a rank takes. bubble: share of the time in which equal
-    stages wait for each other. compute: seconds of a step, without communication. traffic: bytes that the busiest rank
-    sends in a step, by axis. cost: of the slowest rank."""
+    each at its peak, by category. host: bytes of the host that a rank takes. bubble: as of `find_bubble`. compute:
+    seconds of a step, without communication. traffic: bytes that the busiest rank sends in a step, by axis. cost:
+    of the slowest rank."""
 
     sizes: AxisSizes
     schedule: ScheduleName | None
@@ -135,9 +140,9 @@ def predict_stages(job: MeshJob, sizes: AxisSizes, schedule: ScheduleName, simul
         ).run(order)
         for part, order in zip(parts, events, strict=True)
     ]
-    costs = [sum_costs((layout.micro_batches, footprint.passes) for footprint in part.values()) for part in parts]
+    costs = [count_cost(order, footprints) for order in events]
     steps = [sum_costs((1 / (shards or 1), footprint.stepping) for footprint in part.values()) for part in parts]
-    bubble = compute_bubble(schedule, sizes.pipeline, layout.micro_batches)
+    bubble = find_bubble(schedule, sizes.pipeline, layout.micro_batches, footprints)
     sent = [count_sent(layout, part, sizes, cost, tied) for part, cost in zip(parts, costs, strict=True)]
     slowest = max(costs, key=StepCost.seconds)
     return MeshPrediction(
@@ -153,6 +158,26 @@ def predict_stages(job: MeshJob, sizes: AxisSizes, schedule: ScheduleName, simul
         max(sent, key=lambda traffic: sum(traffic.values())),
         slowest,
     )
+
+
+def count_cost(events: RankEvents, footprints: Sequence[StageFootprint]) -> StepCost:
+    """Count the cost of what a rank does in a step."""
+    numbers = np.bincount(events.order, minlength=len(events.kinds)).tolist()
+    return sum_costs(
+        (number, footprints[event.stage].passes[event.kind])
+        for number, event in zip(numbers, events.kinds, strict=True)
+        if event.kind in footprints[event.stage].passes
+    )
+
+
+def find_bubble(schedule: ScheduleName, ranks: int, micro_batches: int, footprints: Sequence[StageFootprint]) -> float:
+    """Return the share of the time in which equal stages wait for each other; of `zbv`, whose order is not that of
+    equal passes with checkpoints, that in which the busiest rank waits."""
+    if schedule != "zbv":
+        return compute_bubble(schedule, ranks, micro_batches)
+    actions = order_actions(schedule, ranks, micro_batches)
+    span, busy = time_actions(actions, lambda kind, stage: footprints[stage].passes[kind].seconds(), len(footprints))
+    return 1 - max(busy) / span
 
 
 def count_sent(

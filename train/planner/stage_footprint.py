@@ -1,6 +1,6 @@
 """The memory and the time that a stage of a pipeline takes, found by simulating two micro-batches that pass it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -35,8 +35,8 @@ class StageFootprint:
     when it began; the first backward pass makes the gradients that others add to. inputs, weights: at the peak of the
     two parts of a backward pass, for the gradients of the inputs and of the weights. between: held from the one to the
     other, the gradients of what the weights' are computed from; none for the first stage, where torch leaves all to the
-    second part. hidden: bytes of the hidden states of
-    a micro-batch. passes: the cost of the passes of one micro-batch. stepping: that of the optimizer.
+    second part. hidden: bytes of the hidden states of a micro-batch. passes: the cost of a pass of one micro-batch, by
+    the kind of action, as in `Action`. stepping: that of the optimizer.
     """
 
     held: Bytes
@@ -50,7 +50,7 @@ class StageFootprint:
     between: Bytes
     optimizer: Bytes
     hidden: float
-    passes: StepCost
+    passes: Mapping[str, StepCost]
     stepping: StepCost
 
 
@@ -61,8 +61,12 @@ def combine_footprints(terms: Iterable[tuple[float, StageFootprint]]) -> StageFo
     totals: list[Any] = []
     for column in columns:
         pairs = list(zip(weights, column, strict=True))
-        is_cost = isinstance(column[0], StepCost)
-        totals.append(sum_costs(pairs) if is_cost else sum(weight * value for weight, value in pairs))
+        if isinstance(column[0], StepCost):
+            totals.append(sum_costs(pairs))
+        elif isinstance(column[0], Mapping):
+            totals.append({kind: sum_costs((weight, costs[kind]) for weight, costs in pairs) for kind in column[0]})
+        else:
+            totals.append(sum(weight * value for weight, value in pairs))
     return StageFootprint(*totals)
 
 

@@ -1,6 +1,7 @@
 """Simulating a stage of a pipeline, which two micro-batches pass."""
 
 import copy
+from collections.abc import Mapping
 from itertools import pairwise
 
 import numpy as np
@@ -23,7 +24,7 @@ from train.planner.mesh_cases import MeshJob
 from train.planner.meta_model import MetaModel
 from train.planner.simulate import fakify, make_fake_mode, open_fake_process_group, simulate
 from train.planner.simulated_cost import cost_optimizer, name_groups
-from train.planner.stage_footprint import Bytes, StageCase, StageFootprint, sum_costs
+from train.planner.stage_footprint import Bytes, StageCase, StageFootprint
 from train.planner.step_cost import STEPPING, CostMeter, StepCost
 from train.settings import Training
 from train.step.objective import Batch
@@ -99,8 +100,7 @@ def simulate_stage(job: MeshJob, case: StageCase) -> StageFootprint:
     (state,) = states
     assert isinstance(state.strategy, SimulatedPipeline)
     stepping = cost_optimizer(state, training.components(), meter.phases.pop(STEPPING, StepCost()), rates)
-    times = {"forward": PASSES + (case.place != "first"), "backward": PASSES}
-    passes = sum_costs((1 / number, meter.phases.get(phase, StepCost())) for phase, number in times.items())
+    passes = count_passes(meter, case)
     stepping = stepping.plus(meter.phases.get("optimizer", StepCost()))
     return measure_footprint(timeline, case, state.strategy.hidden_bytes, passes, stepping)
 
@@ -114,11 +114,23 @@ def plan_case(case: StageCase, traced: TracedModel) -> tuple[StagePlan, int]:
     return StagePlan(layers, (1.0,) * len(layers), traced.before, traced.after, traced.values), len(before)
 
 
+def count_passes(meter: CostMeter, case: StageCase) -> dict[str, StepCost]:
+    """Count the cost of a pass of one micro-batch, by the kind of action. With checkpoints both parts of a backward
+    pass compute again what these saved, the second one for each group of weights."""
+    phases = {"F": "forward", "B": "backward", "I": INPUTS, "W": WEIGHTS}
+    times = {"F": PASSES + (case.place != "first"), "B": PASSES, "I": 1, "W": 1}
+    passes = {
+        kind: StepCost().plus(meter.phases.get(phase, StepCost()), 1 / times[kind]) for kind, phase in phases.items()
+    }
+    # torch leaves all of the first stage's backward pass to the second part.
+    return passes | {"W": passes["B"]} if case.place == "first" else passes
+
+
 def measure_footprint(
     timeline: MemoryTimeline,
     case: StageCase,
     hidden: int,
-    passes: StepCost,
+    passes: Mapping[str, StepCost],
     stepping: StepCost,
 ) -> StageFootprint:
     """Measure what each pass of a simulated stage takes."""

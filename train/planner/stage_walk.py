@@ -14,7 +14,7 @@ from torch.distributed.pipelining import PipelineStage
 
 from train.offload.memory_accounting import CATEGORIES
 from train.parallel.mesh import ScheduleName
-from train.parallel.pipeline_schedules import SCHEDULES, Action, list_actions, measure_bubble
+from train.parallel.pipeline_schedules import SCHEDULES, Action, list_actions
 from train.planner.simulate import open_fake_process_group
 from train.planner.stage_footprint import Bytes, StageFootprint
 
@@ -198,8 +198,7 @@ def count_gradients(footprint: StageFootprint) -> float:
 
 @lru_cache(maxsize=128)
 def compute_bubble(schedule: ScheduleName, ranks: int, micro_batches: int) -> float:
-    """Return the share of the time of equal stages in which they wait for others, 0 to 1."""
+    """Return the share of the time of equal stages in which they wait for others, 0 to 1; not that of `zbv`, which
+    depends on how long the parts of a backward pass take."""
     stages = SCHEDULES[schedule].stages
-    if schedule == "zbv":
-        return measure_bubble(order_actions(schedule, ranks, micro_batches), [1.0] * (stages * ranks))
     return (ranks - 1) / (stages * micro_batches + ranks - 1)
