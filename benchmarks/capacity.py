@@ -93,7 +93,7 @@ def main() -> None:
         loaded, predicted = median(each.loaded for each in same), median(each.predicted for each in same)
         spread = f"{min(each.loaded for each in same):.1f} to {max(each.loaded for each in same):.1f}"
         label = f"{same[0].rate:.0f}/s ({share:.0%})"
-        rows.append([label, f"{loaded:.1f}", spread, f"{predicted:.1f}", f"{predicted / loaded - 1:+.0%}"])
+        rows.append([label, f"{loaded:.1f}", spread, f"{predicted:.1f}", f"{predicted / loaded - 1:+z.0%}"])
     results.table("p99", ["rate", "p99 of the load test, ms", "lowest and highest", "predicted, ms", "error"], rows)
 
 

@@ -156,7 +156,7 @@ def compare(model: Model, rates: DeviceRates, results: Results, *, fast: bool) -
         sizes = [f"{size / MIB:.1f}" for size in (line.predicted, line.watched, device, line.host, host)]
         errors = [f"{error:+.2%}" for error in line.errors]
         others = [
-            "" if guess is None else f"{guess / MIB:.0f} ({guess / line.watched - 1:+.0%})"
+            "" if guess is None else f"{guess / MIB:.0f} ({guess / line.watched - 1:+z.0%})"
             for guess in (peers.accelerate(training), peers.deepspeed(training))
         ]
         cells = [line.name, *sizes[:2], errors[0], sizes[2], errors[1], *sizes[3:], errors[2], *others]

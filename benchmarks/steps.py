@@ -83,7 +83,7 @@ def compare(model: Model, rates: DeviceRates, rounds: int, results: Results) -> 
     results.begin(model.name, ["combination", "predicted", "measured", "error"])
     errors = [guess / ratio - 1 for guess, ratio in zip(guesses, ratios, strict=True)]
     for training, guess, ratio, error in zip(trainings, guesses, ratios, errors, strict=True):
-        results.add(model.name, [spoken(training), f"{guess:.2f} x", f"{ratio:.2f} x", f"{error:+.0%}"])
+        results.add(model.name, [spoken(training), f"{guess:.2f} x", f"{ratio:.2f} x", f"{error:+z.0%}"])
     both = list(zip(ratios, guesses, strict=True))
     pairs = [(a, b) for a, b in combinations(both, 2) if abs(math.log(a[0] / b[0])) > APART]
     right = sum((a[0] < b[0]) == (a[1] < b[1]) for a, b in pairs)
