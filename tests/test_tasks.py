@@ -189,6 +189,8 @@ def test_classifiers_answer_with_the_likeliest_class_first():
     assert answer["label"] == "yes"
     assert [round(each["score"], 6) for each in answer["scores"]] == [0.8, 0.2]
     assert TASKS["text-classification"].scorer({"logits": np.array([[0, 1], [0, 1]])}, [1, 0])(np.arange(2)) == 0.5
+    (several,) = TASKS["multi-label-classification"].decode({"y": np.array([[0.5, 2.0]])}, ["a"])
+    assert several["labels"] == [score["label"] for score in several["scores"]] == ["green", "red"]
 
 
 def test_an_image_comes_as_bytes_base64_path_or_array(tmp_path):
