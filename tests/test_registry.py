@@ -1,5 +1,6 @@
 import importlib.util
 import inspect
+import sys
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,18 @@ def test_an_address_needs_no_line_in_the_registry_but_trust(kind):
 def test_what_artifacts_and_requests_name_is_found_in_the_registry_alone(kind):
     with registry.trust_addresses(True), pytest.raises(UsageError, match=f"unknown {kind} 'os:system'"):
         registry.resolve(kind, "os:system")
+
+
+@pytest.mark.parametrize("kind", registry.TABLES)
+def test_no_name_imports_what_is_not_registered(kind, tmp_path, monkeypatch):
+    (tmp_path / "trap.py").write_text("def spring(): pass")
+    monkeypatch.syspath_prepend(tmp_path)
+    names = ("trap:spring", "trap", "trap.spring", "trap:spring\n", "trap:" * 10**4, "builtins:eval", "..:x", ":", "")
+    for name in names:
+        with pytest.raises(UsageError) as caught:
+            registry.resolve(kind, name)
+        assert "\n" not in str(caught.value)
+    assert "trap" not in sys.modules
 
 
 @pytest.mark.parametrize(
