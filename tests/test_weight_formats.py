@@ -213,6 +213,7 @@ REFUSED = {
     "layout": ("awq", {"version": "gemv"}, "layout 'gemv'"),
     "format": ("compressed-tensors", {"format": "nvfp4-pack-quantized"}, "nvfp4-pack-quantized is not read"),
     "method": ("gptq", {"quant_method": "quip"}, "quantized already, by quip"),
+    "method's form": ("gptq", {"quant_method": ["gptq"]}, "not of their form. Expected a mapping"),
 }
 
 

@@ -67,13 +67,20 @@ QUANTIZATION = "quantization_config"
 
 
 def read_quantization(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Read how another library has quantized the weights in a folder; nothing where it has not."""
+    """Read how another library has quantized the weights in a folder; nothing where it has not. Raises SourceError for
+    settings of another form."""
     if isinstance(config.get("quantization"), dict):
         return {"quant_method": "MLX"}
     settings = config.get(QUANTIZATION) or {}
     if not settings and (folder / "quantize_config.json").is_file():  # as AutoGPTQ writes beside config.json
-        return dict({"quant_method": "gptq"} | read_source_json(folder / "quantize_config.json"))
-    return dict(settings)
+        settings = read_source_json(folder / "quantize_config.json")
+        settings = {"quant_method": "gptq"} | settings if isinstance(settings, dict) else settings
+    if not isinstance(settings, dict) or not isinstance(settings.get("quant_method"), str | None):
+        raise SourceError(
+            f"the settings of quantization in {folder} are not of their form. Expected a mapping whose quant_method is "
+            f"a name; copy the folder again"
+        )
+    return settings
 
 
 def refuse_quantized(folder: Path, config: Mapping[str, Any]) -> None:
