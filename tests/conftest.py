@@ -82,9 +82,25 @@ def all_cores():
     os.sched_setaffinity(0, before)
 
 
+UNMATCHED: list[str] = []
+"""What is wrong with patterns of sweeps."""
+
+
+@pytest.hookimpl(trylast=True)  # when all parameters are known
+def pytest_generate_tests(metafunc):
+    """Note patterns of sweeps that match no parameters of their test."""
+    ids = [call.id for call in metafunc._calls]
+    for mark in metafunc.definition.iter_markers("sweep"):
+        for pattern in mark.args:
+            if not any(fnmatch(each, pattern) for each in ids):
+                UNMATCHED.append(f"{metafunc.function.__name__}: sweep({pattern!r}) matches none of {', '.join(ids)}")
+
+
 @pytest.hookimpl(tryfirst=True)  # a plugin that shuffles has the last word
 def pytest_collection_modifyitems(items):
     """The slowest files first; skip what needs a GPU where there is none; leave marks of sweeps where they belong."""
+    if UNMATCHED:
+        raise pytest.UsageError(*UNMATCHED)
     for item in items:
         mark = item.get_closest_marker("sweep")
         if mark and mark.args and not any(fnmatch(item.callspec.id, pattern) for pattern in mark.args):
