@@ -214,7 +214,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=16)
     arguments = parser.parse_args()
-    results = Results("adapters", publish=arguments.publish)
+    results = Results(publish=arguments.publish)
     artifact = Artifact.load(arguments.artifact)
     task: Any = artifact.task()
     prompts = [task.tokenizer.encode(text).ids for text in TEXTS]

@@ -111,7 +111,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=2, help="how often every row is read")
     parser.add_argument("--workers", default="0,1,2", help="counts of worker processes, with commas between them")
     arguments = parser.parse_args()
-    results = Results("batch_loader", publish=arguments.publish)
+    results = Results(publish=arguments.publish)
     counts = [int(count) for count in arguments.workers.split(",")]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=7)
     parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where the model and the texts go")
     arguments = parser.parse_args()
-    results = Results("batching", publish=arguments.publish)
+    results = Results(publish=arguments.publish)
     torch.set_num_threads(1)
     trainer.LEAST_WINDOWS = 0  # the small set is sorted, too
     arguments.cache.mkdir(parents=True, exist_ok=True)

@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     arguments = parser.parse_args()
     artifact = Artifact.load(arguments.artifact)
-    results = Results("capacity", publish=arguments.publish)
+    results = Results(publish=arguments.publish)
     runs: list[list[Comparison]] = []
     for number in range(arguments.runs):
         rates = [each.rate for each in runs[0]] if runs else []

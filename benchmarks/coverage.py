@@ -226,7 +226,7 @@ def main() -> None:
     parser.add_argument("--metric", action="append", choices=METRICS)
     parser.add_argument("--plot", type=Path)
     arguments = parser.parse_args()
-    results = Results("coverage", publish=arguments.publish)
+    results = Results(publish=arguments.publish)
     jobs = [(metric, size, drop) for metric in arguments.metric or METRICS for size in SAMPLES for drop in DROPS]
     with multiprocessing.Pool() as pool:
         cells = pool.map(partial(run_cell, simulations=arguments.simulations), jobs, chunksize=1)

@@ -75,7 +75,7 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--rows", type=int, default=64, help="images of each format")
     arguments = parser.parse_args()
-    rows, results = arguments.rows, Results("dali_images", publish=arguments.publish)
+    rows, results = arguments.rows, Results(publish=arguments.publish)
     results.begin("images", HEAD)
     with tempfile.TemporaryDirectory() as name:
         write_images(Path(name), rows)

@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=30, help="most texts that judge")
     parser.add_argument("--rounds", type=int, default=5, help="of timing")
     arguments = parser.parse_args()
-    results = Results("decoder_cuts", publish=arguments.publish)
+    results = Results(publish=arguments.publish)
     arguments.folder.mkdir(parents=True, exist_ok=True)
     made = {name: make(arguments, name, stages) for name, stages in list_rows(arguments).items()}
     texts = read_texts(arguments.checkpoint, arguments.data, arguments.texts)

@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("--staying", type=int, default=200)
     parser.add_argument("--blocks", type=int, default=64, help="of the cache")
     arguments = parser.parse_args()
-    results = Results("disconnects", publish=arguments.publish)
+    results = Results(publish=arguments.publish)
     artifact = Artifact.load(arguments.artifact)
     task: Any = artifact.task()
     cache = make_stateful(artifact.path / artifact.manifest.placements[0].model, task.max_tokens).cache

@@ -157,7 +157,7 @@ def main() -> None:
     parser.add_argument("request", type=json.loads)
     parser.add_argument("faults", nargs="*", default=FAULTS)
     arguments = parser.parse_args()
-    results = Results("failover", publish=arguments.publish)
+    results = Results(publish=arguments.publish)
     results.begin("faults", HEAD)
     for fault in arguments.faults:
         results.add("faults", [fault, *describe(*measure(fault, arguments.artifact, arguments.request))])

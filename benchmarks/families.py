@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("--timeout", type=int, default=600, help="seconds for one command")
     parser.add_argument("--again", action="store_true", help="make rows anew that are kept")
     arguments = parser.parse_intermixed_args()  # options may stand between the folder and the families
-    results = Results("families", publish=arguments.publish)
+    results = Results(publish=arguments.publish)
     rows = []
     for group, name in choose(arguments.families or list(GROUPS)):
         folder = arguments.folder / name.replace(" ", "-")

@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--optimum", type=Path, help="an ONNX file that Optimum quantized")
     parser.add_argument("--row", action="append", default=[], help="NAME=ARTIFACT of the same model, a row of its own")
     arguments = parser.parse_args()
-    results = Results("front", publish=arguments.publish)
+    results = Results(publish=arguments.publish)
     folder = arguments.cache
     folder.mkdir(parents=True, exist_ok=True)
     data, development = texts(folder)

@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=48, help="written for each prompt")
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
-    results = Results("generation", publish=arguments.publish)
+    results = Results(publish=arguments.publish)
     torch.set_num_threads(1)
     ours = open_generators(arguments.artifact)
     vocabulary = ours["paged"].vocabulary

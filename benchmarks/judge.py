@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--development", action="store_true", help="judge by the texts of test_set.py")
     parser.add_argument("--seen", type=Path, action="append", default=[], help=".jsonl of texts that were healed on")
     arguments = parser.parse_args()
-    results = Results("judge", publish=arguments.publish)
+    results = Results(publish=arguments.publish)
     folder = arguments.cache
     folder.mkdir(parents=True, exist_ok=True)
     source = model_folder(folder)

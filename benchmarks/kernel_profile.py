@@ -108,7 +108,7 @@ def main() -> None:
     if placement is None or engine not in PROFILES:
         found = ", ".join(each.runtime for each in artifact.manifest.placements)
         parser.error(f"the artifact is placed for {found}, of which only {' and '.join(PROFILES)} are profiled")
-    results = Results("kernel_profile", publish=arguments.publish)
+    results = Results(publish=arguments.publish)
     inputs = artifact.task().typical(arguments.batch, LENGTH)
     times = PROFILES[engine](artifact.path / placement.model, placement.compute, inputs, arguments.runs)
     results.table("kernels", ["nodes", "kernel", "number", "share of the time"], describe(times))

@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--lose", choices=["rank", "machine"], default="rank")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    results = Results("killed_ranks", publish=arguments.publish)
+    results = Results(publish=arguments.publish)
     dice, times = random.Random(arguments.seed), []
     results.begin(arguments.lose, ["kill", "went on after, s", "steps lost", "verdict"])
     for number in range(arguments.kills):

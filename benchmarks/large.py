@@ -213,7 +213,7 @@ def main() -> None:
     parser.add_argument("--only", choices=PARTS, help="one part of it")
     parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where configs go")
     arguments = parser.parse_args()
-    results = Results("large", publish=arguments.publish)
+    results = Results(publish=arguments.publish)
     parts = (arguments.only,) if arguments.only else PARTS
     rates = measure_rates(torch.device("cpu"))
     gpt = shared.gpt(arguments.cache, width=2048, layers=20, heads=16, words=50257, batch=ROWS, length=TOKENS)

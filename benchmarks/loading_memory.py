@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--axes", nargs="+", default=list(AXES), choices=list(AXES))
     options = parser.parse_args()
-    results = Results("loading_memory", publish=options.publish)
+    results = Results(publish=options.publish)
     results.begin("memory", ["weight file", "mesh", "peak", "spread", "mapped pages"])
     for dtype in options.dtypes:
         with tempfile.TemporaryDirectory() as name:

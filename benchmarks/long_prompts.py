@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=4000, help="tokens of the long prompt")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
-    results = Results("long_prompts", publish=arguments.publish)
+    results = Results(publish=arguments.publish)
     ours = open_generators(arguments.artifact, CACHE)
     generators: dict[str, Generator] = {**ours, **open_llamacpp(arguments.artifact, CACHE)}
     vocabulary = ours["paged"].vocabulary

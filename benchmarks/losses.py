@@ -81,7 +81,7 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=12)
     arguments = parser.parse_args()
-    results = Results("losses", publish=arguments.publish)
+    results = Results(publish=arguments.publish)
     torch.set_num_threads(1)
     results.begin("losses", ["loss", "GiB, FP32", "GiB, BF16", *(f"{words:,} words" for _, words, _ in SIZES)])
     times = [time_losses(*size, arguments.rounds) for size in SIZES]

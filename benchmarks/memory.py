@@ -187,7 +187,7 @@ def main() -> None:
     parser.add_argument("--without-onednn", action="store_true", help="let PyTorch's own kernels compute convolutions")
     parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where configs go")
     arguments = parser.parse_args()
-    results = Results("memory", publish=arguments.publish)
+    results = Results(publish=arguments.publish)
     rates, begin = measure_rates(CPU), time.perf_counter()
     with torch.backends.mkldnn.flags(enabled=not arguments.without_onednn):
         for model in models(arguments.cache):

@@ -222,7 +222,7 @@ def main() -> None:
     parser.add_argument("--meshes", nargs="+", default=list(MESHES), choices=list(MESHES))
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
     options = parser.parse_args()
-    results = Results("mesh_losses", publish=options.publish)
+    results = Results(publish=options.publish)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         pairs = [(model, variant) for model in options.models for variant in options.variants]

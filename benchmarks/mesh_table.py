@@ -111,7 +111,7 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("cells", nargs="*", default=list(CELLS), help="models with numbers of devices, as 8B:64")
     options = parser.parse_args()
-    results = Results("mesh_table", publish=options.publish)
+    results = Results(publish=options.publish)
     begin = time.perf_counter()
     results.begin("meshes", ["model", "devices", *(f"`{link}`" for link in LINKS)])
     with tempfile.TemporaryDirectory() as folder:

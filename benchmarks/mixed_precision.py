@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--nulls", type=int, default=3, help="random choices")
     parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where results go")
     arguments = parser.parse_args()
-    results = Results("mixed_precision", publish=arguments.publish)
+    results = Results(publish=arguments.publish)
     stage = {"bits": 4, "group_size": arguments.group_size, "symmetric": not arguments.zeros, "mixed_precision": True}
     recipe = Recipe.parse(
         {

@@ -307,7 +307,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(".onnx-packages"))
     options = parser.parse_args()
     options.folder.mkdir(exist_ok=True)
-    results = Results("onnx_packages", publish=options.publish)
+    results = Results(publish=options.publish)
     results.begin("packages", HEAD)
     for name in options.only:
         results.add("packages", format_row(compress(name, PACKAGES[name], options.folder)))

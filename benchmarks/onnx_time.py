@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(".onnx-packages"))
     options = parser.parse_args()
     options.folder.mkdir(exist_ok=True)
-    results = Results("onnx_time", publish=options.publish)
+    results = Results(publish=options.publish)
     head = ["model", "samples", "own inference, s (processor)", "budget, s", "compress, s (processor)", "load"]
     results.begin("time", head)
     for name in options.only:

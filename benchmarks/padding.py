@@ -46,7 +46,7 @@ def main() -> None:
     cap = read_cap(artifact)
     if arguments.knee:
         cap = Cap(arguments.knee, arguments.knee * cap.cells // cap.rows)
-    results = Results("padding", publish=arguments.publish)
+    results = Results(publish=arguments.publish)
     rows = []
     with artifact.open(arguments.runtime, threads=1) as session:
         for name, draw in MIXES.items():

@@ -188,7 +188,7 @@ def main() -> None:
     parser.add_argument("--only", help="one trial alone, by its name, beside plain training")
     parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where inputs and results go")
     arguments = parser.parse_args()
-    results = Results("parity", publish=arguments.publish)
+    results = Results(publish=arguments.publish)
     arguments.cache.mkdir(parents=True, exist_ok=True)
     commit = run_git("rev-parse", "HEAD") if arguments.publish else ""  # a published figure is of no older code
     cache = Cache(arguments.cache / "parity" / commit)

@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--engines", default="openvino,onnxruntime,torch", help="with commas between them")
     parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where inputs and graphs go")
     arguments = parser.parse_args()
-    results = Results("passes", publish=arguments.publish)
+    results = Results(publish=arguments.publish)
     folder = arguments.cache / "passes"
     folder.mkdir(parents=True, exist_ok=True)
     results.begin("passes", ["model", "engine", "ms", *list(PASSES)[1:]])

@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=150, help="at most so many")
     parser.add_argument("--tokens", type=int, default=256, help="at most so many of a text")
     arguments = parser.parse_args()
-    results = Results("perplexity", publish=arguments.publish)
+    results = Results(publish=arguments.publish)
     tokenizer = Tokenizer.from_file(str(arguments.checkpoint / "tokenizer.json"))
     tokenizer.no_truncation()
     texts = [

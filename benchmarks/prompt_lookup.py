@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128, help="most tokens of an answer")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
-    results = Results("prompt_lookup", publish=arguments.publish)
+    results = Results(publish=arguments.publish)
     artifact = Artifact.load(arguments.artifact)
     task: Any = artifact.task()
     placement = artifact.manifest.placements[0]

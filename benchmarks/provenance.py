@@ -8,20 +8,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 HOME = Path(__file__).parents[1]
-PACKAGES = ("torch", "onnxruntime", "openvino")
+PACKAGES = ("torch", "onnxruntime", "openvino", "nncf", "onnxruntime-genai")
 UNPUBLISHED = ("benchmarks/results/", "benchmarks/looks.json", "docs/", "README.md", "CHANGELOG.md")
 """Paths that no figure depends on, by their beginning."""
 
 
 def read_versions() -> dict[str, str]:
-    """Read the versions of what computes."""
-    return {package: importlib.metadata.version(package) for package in PACKAGES}
+    """Read the versions of what computes, as far as it is installed."""
+    installed = {each.name.lower(): each.version for each in importlib.metadata.distributions()}
+    return {package: installed[package] for package in PACKAGES if package in installed}
 
 
 def describe_command(words: Sequence[str]) -> str:
     """Return the command of a run; folders of this machine are left out, and so is --publish."""
     script, *others = words
-    shown = [Path(word).name if os.sep in word else word for word in others if word != "--publish"]
+    shown = [Path(word).name if os.sep in word else word for word in others if not word.startswith("--publish")]
     return shlex.join(["python", f"benchmarks/{Path(script).name}", *shown])
 
 

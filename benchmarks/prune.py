@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=1024)
     parser.add_argument("--only", default="")
     given = parser.parse_args()
-    results = Results("prune", publish=given.publish)
+    results = Results(publish=given.publish)
     original = load_source(given.model)
     parts = split(read(given.texts, original.task), {"calibrate": 0.8, "choose": 0.1, "evaluate": 0.1})
     unseen = parts["evaluate"].take(300)

@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=list(WAYS), metavar="WAY", help="the ways to measure")
     parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where inputs and results go")
     arguments = parser.parse_args()
-    results = Results("quantize", publish=arguments.publish)
+    results = Results(publish=arguments.publish)
     arguments.cache.mkdir(parents=True, exist_ok=True)
     source, seen, unseen = MODELS[arguments.model](arguments.cache)
     cache = Cache(arguments.cache / "cache")

@@ -181,7 +181,7 @@ def main() -> None:
     parser.add_argument("artifact")
     parser.add_argument("what", nargs="*", default=["same", "killed", "scaled", "rates"])
     arguments = parser.parse_args()
-    artifact, results = arguments.artifact, Results("ray_replicas", publish=arguments.publish)
+    artifact, results = arguments.artifact, Results(publish=arguments.publish)
     results.begin("replicas", ["what", "figures"])
     if {"same", "killed"} & set(arguments.what):
         with serving(artifact, "--on", "ray", "--replicas", "2") as served:

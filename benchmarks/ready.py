@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("ready-benchmark"))
     parser.add_argument("--test-set", action="store_true", help="judge by the labelled test set: a look")
     given = parser.parse_args()
-    results = Results("ready", publish=given.publish)
+    results = Results(publish=given.publish)
     folder = given.folder / "test-set" if given.test_set else given.folder
     folder.mkdir(parents=True, exist_ok=True)
     if given.test_set:

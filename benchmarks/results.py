@@ -2,8 +2,9 @@
 
     python benchmarks/results.py [--check]
 
-A benchmark that is run with --publish writes benchmarks/results/NAME.json: its tables, and the commit, the machine and
-the load that they were measured with. A page has the line `<!-- result: NAME TITLE -->` where one of the tables
+A benchmark that is run with --publish=NAME writes benchmarks/results/NAME.json: its tables, and the commit, the machine
+and the load that they were measured with. Without a name it is that of the benchmark; figures of another processor
+have one of their own. A page has the line `<!-- result: NAME TITLE -->` where one of the tables
 belongs; this command writes it there, with its conditions below. The name `looks` stands for the ledger of looks at
 test sets (looks.py). --check changes nothing, and fails where a page is out of date.
 """
@@ -67,13 +68,14 @@ class ResultFile(BaseModel):
 
 
 class Results:
-    """The tables of one run. Prints the machine and each table; with `publish`, keeps them in the result file.
+    """The tables of one run. Prints the machine and each table. publish: the name of the result file that keeps them;
+    empty for none.
 
     Raises SystemExit where the working tree differs from its commit, so that no figure names a commit it is not from.
     """
 
-    def __init__(self, name: str, *, publish: bool) -> None:
-        self._path = FOLDER / f"{name}.json" if publish else None
+    def __init__(self, *, publish: str) -> None:
+        self._path = FOLDER / f"{publish}.json" if publish else None
         if publish and (changed := list_changes()):
             raise SystemExit(f"--publish names the commit of the figures: commit {', '.join(changed)} first")
         machine = print_machine()
@@ -117,7 +119,9 @@ class Results:
 def make_parser(description: str) -> argparse.ArgumentParser:
     """Make the parser of a benchmark whose tables can be published. description: the docstring of its module."""
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
-    parser.add_argument("--publish", action="store_true", help="keep the tables in benchmarks/results/")
+    name = Path(sys.argv[0]).stem
+    kept = f"keep the tables in benchmarks/results/NAME.json; {name} by default"
+    parser.add_argument("--publish", nargs="?", const=name, default="", metavar="NAME", help=kept)
     return parser
 
 

@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where inputs and artifacts go")
     parser.add_argument("--json", type=Path, default=None, help="write the figures to this file, too")
     arguments = parser.parse_args()
-    results = Results("run", publish=arguments.publish)
+    results = Results(publish=arguments.publish)
     rounds = arguments.rounds or (5 if arguments.fast else 21)
     sizes = [int(size) for size in arguments.batches.split(",")]
     folder = arguments.cache

@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where inputs go")
     arguments = parser.parse_args()
     arguments.cache.mkdir(parents=True, exist_ok=True)
-    results = Results("sensitivity", publish=arguments.publish)
+    results = Results(publish=arguments.publish)
     data, _ = texts(arguments.cache, TEXTS)
     recipe = Recipe.parse({"source": str(model_folder(arguments.cache)), "data": str(data), "stages": []})
     with tempfile.TemporaryDirectory() as name:

@@ -84,7 +84,7 @@ def main() -> None:
         for target in targets:
             asyncio.run(wait_until_ready(target))
             asyncio.run(target.measure(4, arguments.seconds / 2))
-        results = Results("serving", publish=arguments.publish)
+        results = Results(publish=arguments.publish)
         for clients in map(int, arguments.clients.split(",")):
             found: dict[str, list[float]] = {target.name: [] for target in targets}
             for _ in range(arguments.rounds):

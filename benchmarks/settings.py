@@ -32,7 +32,7 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where inputs and artifacts go")
     arguments = parser.parse_args()
-    results = Results("settings", publish=arguments.publish)
+    results = Results(publish=arguments.publish)
     folder = arguments.cache
     folder.mkdir(parents=True, exist_ok=True)
     source = model_folder(folder)

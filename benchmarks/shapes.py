@@ -114,7 +114,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, help="how often each way is run")
     parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where inputs and artifacts go")
     arguments = parser.parse_args()
-    results = Results("shapes", publish=arguments.publish)
+    results = Results(publish=arguments.publish)
     for name in arguments.shapes:
         folder = arguments.cache / name
         folder.mkdir(parents=True, exist_ok=True)
@@ -157,9 +157,10 @@ def measure(name: str, shape: Shape, folder: Path, rounds: int, results: Results
                 sessions, task, baseline=ORIGINAL, batches=BATCHES, threads=1, step=step, rounds=rounds,
                 patience=math.inf, clock=time.process_time,
             )  # fmt: skip
-    print(f"\n### {name}\n\n`laconic compress` from an empty cache: {made['wall']:.0f} s, {made['processor']:.0f} s of")
-    print(f"the processor, exit code {made['code']}. Load of the machine now: {os.getloadavg()[0]:.1f}.")
-    print(f"One thread, {rounds} rounds, by processor time, medians and quartiles.\n")
+    print(f"\n### {name}\n\n`laconic compress` from an empty cache, exit code {made['code']}:\n")
+    seconds = [f"{made['wall']:.0f} s", f"{made['processor']:.0f} s"]
+    results.table(f"{name}: laconic compress", ["from an empty cache", "of the processor"], [seconds])
+    print(f"\nOne thread, {rounds} rounds, by processor time, medians and quartiles.\n")
     head, rows = speed_rows([each.model_dump() for each in times])
     columns = ["", "MB", "error, mean", "largest", *head[1:]]
     results.table(

@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
-    results = Results("shared_cores", publish=arguments.publish)
+    results = Results(publish=arguments.publish)
     ways: dict[str, dict[str, str]] = {"threads follow the load": {}, "threads are given": {VARIABLE: str(cores())}}
     rates: dict[str, list[list[float]]] = {way: [] for way in ways}
     for _ in range(arguments.rounds):

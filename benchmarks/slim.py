@@ -182,7 +182,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="rows whose name has this in it")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "laconic-slim")
     options = parser.parse_args()
-    results = Results("slim", publish=options.publish)
+    results = Results(publish=options.publish)
     torch.set_num_threads(1)
     options.work.mkdir(parents=True, exist_ok=True)
     images, labels = read_digits()

@@ -131,7 +131,7 @@ def main() -> None:
         started = time.monotonic()
         asyncio.run(soak.run(arguments.clients))
         seconds = time.monotonic() - started
-    results = Results("soak", publish=arguments.publish)
+    results = Results(publish=arguments.publish)
     print(f"\n{arguments.requests:,} requests of {arguments.clients} clients in {seconds:.0f} s:\n")
     results.table(
         "answers", ["kind: answer", "requests"], [[kind, f"{count:,}"] for kind, count in sorted(soak.outcomes.items())]

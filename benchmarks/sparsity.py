@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1000, help="of the training")
     parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where inputs and results go")
     arguments = parser.parse_args()
-    results = Results("sparsity", publish=arguments.publish)
+    results = Results(publish=arguments.publish)
     arguments.cache.mkdir(parents=True, exist_ok=True)
     task, learn, held = corpus(arguments.cache)
     checkpoint = trained(task, learn, arguments.steps, arguments.cache)

@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--compress", action="store_true", help="measure compression, too")
     parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where inputs and artifacts go")
     arguments = parser.parse_args()
-    results = Results("startup", publish=arguments.publish)
+    results = Results(publish=arguments.publish)
     results.begin("startup", ["", ""])
     for name, command in (("python -c pass", [sys.executable, "-c", "pass"]), ("laconic --help", [LACONIC, "--help"])):
         results.add("startup", [f"`{name}`, median of 10", f"{seconds_of(command):.2f} s"])

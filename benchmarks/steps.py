@@ -110,7 +110,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="timed steps of each combination")
     parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where configs go")
     arguments = parser.parse_args()
-    results = Results("steps", publish=arguments.publish)
+    results = Results(publish=arguments.publish)
     torch.set_num_threads(1)
     rates = measure_rates(CPU)
     print(f"{rates.share:.0%} of a thread was left.")

@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="of the engine")
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
-    results = Results("streams", publish=arguments.publish)
+    results = Results(publish=arguments.publish)
     artifact = Artifact.load(arguments.artifact)
     vocabulary = int(artifact.task().vocabulary)  # type: ignore[attr-defined]  # of a language model
     ours, theirs = multiprocessing.get_context("spawn").Pipe()

@@ -160,7 +160,7 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("names", nargs="*", help="types; default: all that have a plan")
     arguments = parser.parse_args()
-    results = Results("tensor_families", publish=arguments.publish)
+    results = Results(publish=arguments.publish)
     types = arguments.names or list_types()
     equal = 0
     results.begin("types", ["type", "losses", "largest difference"])

@@ -232,7 +232,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where inputs and results go")
     arguments = parser.parse_args()
-    results = Results("trainers", publish=arguments.publish)
+    results = Results(publish=arguments.publish)
     here = str(Path(__file__).parent)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
     os.environ["OMP_NUM_THREADS"] = "1"

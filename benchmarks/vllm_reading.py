@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--vllm", type=Path, required=True, help="Python of the environment with vLLM")
     parser.add_argument("--rows", type=int, default=12, help="how many texts")
     arguments = parser.parse_args()
-    results = Results("vllm_reading", publish=arguments.publish)
+    results = Results(publish=arguments.publish)
     lines = arguments.texts.read_text(encoding="utf-8").splitlines()[: arguments.rows]
     rows = read_with_vllm(arguments.vllm, arguments.folder, [json.loads(line)["text"] for line in lines])
     compare(arguments.folder, rows, results)

@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=64, help="tokens of a text")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    results = Results("writing", publish=arguments.publish)
+    results = Results(publish=arguments.publish)
     torch.set_num_threads(1)
     source = write_model(arguments.folder / "t5")
     checkpoint = load_source(source)

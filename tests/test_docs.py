@@ -321,9 +321,9 @@ def test_a_table_is_kept_with_its_conditions_and_written_over_an_older_one(tmp_p
     results = import_benchmark("results")
     monkeypatch.setattr(results, "FOLDER", tmp_path)
     monkeypatch.setattr(results, "list_changes", list)
-    words = ["/home/me/benchmarks/speed.py", "/data/a model.laconic", "--runs", "5", "--publish"]
+    words = ["/home/me/benchmarks/speed.py", "/data/a model.laconic", "--runs", "5", "--publish=speed"]
     monkeypatch.setattr(sys, "argv", words)
-    measured = results.Results("speed", publish=True)
+    measured = results.Results(publish="speed")
     measured.table("first", ["way", "ms"], [["ours", "11 ms"]])
     measured.table("second", ["way", "ms"], [["ours", "22 ms"]])
     page = "Before\n\n<!-- result: speed first -->\n\nBetween\n\n<!-- result: speed second -->\n\nAfter\n"
@@ -345,4 +345,4 @@ def test_figures_of_uncommitted_code_are_not_published(monkeypatch, import_bench
     results = import_benchmark("results")
     monkeypatch.setattr(results, "list_changes", lambda: ["serve/server.py"])
     with pytest.raises(SystemExit, match=r"commit serve/server\.py first"):
-        results.Results("speed", publish=True)
+        results.Results(publish="speed")
