@@ -13,7 +13,6 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,18 +21,14 @@ import wide_corpus
 from corpus import corpus
 from inputs import model_folder, texts
 from judge import judge, judgement_rows
-from minilm import LACONIC, ORIGINAL, WAYS, faithful, fidelity_rows, kind_rows, speed_rows
-from peers import Way, optimum, peers
+from minilm import LACONIC, ORIGINAL, WAYS, faithful, fidelity_rows, kind_rows, speed_rows, ways
+from peers import optimum
 from results import Results, make_parser
 from test_set import choose_texts
 
-from export.sources import as_checkpoint_source, capture_graph, open_source
 from laconic.artifacts.artifact import Artifact
-from laconic.cache import VARIABLE, Cache
-from laconic.models.source import Source
+from laconic.cache import VARIABLE
 from laconic.progress import Steps
-from laconic.recipes.recipe import Recipe
-from laconic.runtimes.runtime import make_runtime
 from laconic.timing.benchmark import benchmark_sessions
 
 CORPORA = {"docstrings": "corpus.jsonl", "12 kinds": "wide.jsonl"}
@@ -69,16 +64,11 @@ def main() -> None:
     made |= {name: Artifact.load(Path(path)) for name, _, path in (row.partition("=") for row in arguments.row)}
     task = next(iter(made.values())).task()
     with ExitStack() as stack:
-        cache = Cache(folder / "cache")
-        original = open_source(Recipe.default(str(inputs.source), stages=[]), cache, trust=False)
-        graph = capture_graph(original, cache).path  # as other tools have it, and not placed for an engine
-        ways = [
-            *own(original, graph, made, stack),
-            *peers(graph, as_checkpoint_source(original).checkpoint, data, folder, stack),
-        ]
+        found = list(ways(inputs.source, made, data, folder, stack))
         if arguments.optimum:
-            ways.append(optimum(arguments.optimum, graph, folder, stack))
-        sessions = {name: session for name, session, _ in ways}
+            like = folder / "front-dynamic.onnx"
+            found.append(optimum(arguments.optimum, like, folder, stack))
+        sessions = {name: session for name, session, _ in found}
         rows = list(faithful(sessions, task, development))
         tested = choose_texts(150, [data, inputs.corpora["docstrings"]])
         judged = dict(judge(sessions, task, tested))
@@ -89,11 +79,11 @@ def main() -> None:
                 patience=math.inf,
             )  # fmt: skip
     print(f"On {' and '.join(f'{len(kind)} {name}' for name, kind in development.items())}:\n")
-    head, found = fidelity_rows(rows)
+    head, cells = fidelity_rows(rows)
     results.table(
         "kinds of the front",
         ["", "MB", *head[1:]],
-        [[row[0], f"{size / 1e6:.1f}", *row[1:]] for row, (_, _, size) in zip(found, ways, strict=True)],
+        [[row[0], f"{size / 1e6:.1f}", *row[1:]] for row, (_, _, size) in zip(cells, found, strict=True)],
     )
     print("\nBy kind of text:\n")
     results.table("by kind", *kind_rows(rows))
@@ -130,15 +120,6 @@ def artifacts(inputs: Inputs, folder: Path) -> dict[str, Artifact]:
                 sys.exit(f"bench: {name} ended with exit code {code}")
         made[name] = Artifact.load(path)
     return made
-
-
-def own(original: Source, graph: Path, made: dict[str, Artifact], stack: ExitStack) -> Iterator[Way]:
-    """The original, its float graph in ONNX Runtime, and what Laconic made of it."""
-    yield ORIGINAL, stack.enter_context(original.open(1)), original.size
-    yield "ONNX Runtime, FP32", stack.enter_context(make_runtime("onnxruntime").open(graph)), graph.stat().st_size
-    for name, artifact in made.items():
-        where = f"{artifact.manifest.placement}, {artifact.manifest.compute}"
-        yield f"{name} ({where})", stack.enter_context(artifact.open()), artifact.size
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python benchmarks/judge.py [ARTIFACT ...] [--cache FOLDER] [--development]
 
-Judges the commands of `run.py` and ONNX Runtime's own quantization, and artifacts that are given, on the texts of
+Judges the commands of `run.py`, what other tools make, and artifacts that are given, on the texts of
 `second_test_set.py`, which nothing was chosen by. Look at them once, with every default frozen: what is chosen after a
 look needs a new test set. `--development` judges by those of `test_set.py` instead. Each look is in the ledger
 (`looks.py`).
@@ -55,7 +55,7 @@ def main() -> None:
     made = artifacts(source, data, folder, fast=False)
     made |= {f"`{path.stem}`": Artifact.load(path) for path in arguments.artifacts}
     with ExitStack() as stack:
-        sessions = {name: session for name, session, _ in ways(source, made, folder, stack)}
+        sessions = {name: session for name, session, _ in ways(source, made, data, folder, stack)}
         figures = stack.enter_context(take_look(name, digest_texts(chosen), DEPENDS))
         found = dict(judge(sessions, made["`export`"].task(), chosen))
         figures |= {way: describe(row["all"]) for way, row in found.items()}

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnxruntime.quantization import QuantType, quantize_dynamic
+from peers import Way, opened, peers
 
-from export.sources import capture_graph, open_source
+from export.sources import as_checkpoint_source, capture_graph, open_source
 from laconic.arrays import Arrays
 from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.gain import format_speedup
@@ -21,7 +21,7 @@ from laconic.data.reader import make_dataset
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
 from laconic.runtimes.predict import predict
-from laconic.runtimes.runtime import Session, make_runtime
+from laconic.runtimes.runtime import Session
 from laconic.tasks.task import Task
 from laconic.timing.benchmark import benchmark_sessions
 from laconic.timing.measurements import Timing
@@ -64,28 +64,23 @@ def artifacts(source: Path, data: Path, folder: Path, *, fast: bool) -> dict[str
     return found
 
 
-def ways(
-    source: Path, made: Mapping[str, Artifact], folder: Path, stack: ExitStack
-) -> Iterator[tuple[str, Session, int]]:
-    """Every way to run the model, with one thread: its name, the session, and the bytes of the model."""
+def ways(source: Path, made: Mapping[str, Artifact], data: Path, folder: Path, stack: ExitStack) -> Iterator[Way]:
+    """Every way to run the model, with one thread. data: what other tools calibrate with."""
     cache = Cache(folder / "cache")
     original = open_source(Recipe.default(str(source), stages=[]), cache, trust=False)
     yield ORIGINAL, stack.enter_context(original.open(1)), original.size
     graph = capture_graph(original, cache).path  # as other tools have it, and not placed for an engine
-    engine = make_runtime("onnxruntime")
-    yield "ONNX Runtime, FP32", stack.enter_context(engine.open(graph)), graph.stat().st_size
-    dynamic = folder / "dynamic.onnx"
-    quantize_dynamic(graph, dynamic, per_channel=True, weight_type=QuantType.QInt8)
-    name = "ONNX Runtime, `quantize_dynamic`"
-    yield name, stack.enter_context(engine.open(dynamic)), dynamic.stat().st_size
+    yield "ONNX Runtime, FP32", opened(graph, stack), graph.stat().st_size
     for name, artifact in made.items():
         where = f"{artifact.manifest.placement}, {artifact.manifest.compute}"
         yield f"{name} ({where})", stack.enter_context(artifact.open()), artifact.size
+    yield from peers(graph, as_checkpoint_source(original).checkpoint, data, folder, stack)
 
 
 def measure(
     source: Path,
     made: Mapping[str, Artifact],
+    data: Path,
     unseen: Mapping[str, list[str]],
     folder: Path,
     rounds: int,
@@ -94,7 +89,7 @@ def measure(
     """Fidelity, independence of the batch, and speed, each of all ways in one run."""
     task = made["`export`"].task()
     with ExitStack() as stack:
-        found = list(ways(source, made, folder, stack))
+        found = list(ways(source, made, data, folder, stack))
         sessions = {name: session for name, session, _ in found}
         rows = list(faithful(sessions, task, unseen))
         for row, (_, _, size) in zip(rows, found, strict=True):

@@ -12,6 +12,7 @@ import onnx
 import torch
 import torch._inductor.config
 import torch_pruning
+from inductor_int8 import quantize_for_inductor
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_dynamic, quantize_static
 from torch import Tensor, nn
 
@@ -60,10 +61,11 @@ def peers(graph: Path, original: Checkpoint, data: Path, folder: Path, stack: Ex
         "torch eager, BF16": InBfloat16(half),
         "torch.compile, FP32": Compiled(original.module),
         "torch.compile, BF16": InBfloat16(Compiled(half)),
+        "torch.compile, INT8 (torchao's PT2E)": Compiled(quantize_for_inductor(original, few)),
         "Torch-Pruning alone (torch eager)": pruned(original.module, task),
     }
     for name, module in modules.items():
-        size = sum(parameter.nbytes for parameter in module.parameters())
+        size = sum(each.nbytes for each in (*module.parameters(), *module.buffers()))
         yield name, stack.enter_context(TorchSession(module, original.inputs, original.outputs, 1)), size
 
 

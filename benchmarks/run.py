@@ -50,7 +50,7 @@ def main() -> None:
             **{name: importlib.metadata.version(name) for name in PACKAGES},
         },
         "rounds": rounds,
-        "minilm": minilm.measure(source, made, unseen, folder, rounds, sizes),
+        "minilm": minilm.measure(source, made, data, unseen, folder, rounds, sizes),
         "digits": digit_images.measure(folder, rounds, sizes),
     }
     show(found, results)

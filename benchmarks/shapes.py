@@ -28,6 +28,7 @@ import numpy as np
 import onnx
 import transformers
 from family_checkpoint import CLASSES, sharpen, write_images
+from inductor_int8 import quantize_for_inductor
 from inputs import model_folder, texts
 from minilm import ORIGINAL, speed_rows
 from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic, quantize_static
@@ -238,8 +239,9 @@ def peers(
     compiled: dict[str, nn.Module] = {"torch.compile, FP32": Compiled(original.module)}
     if "bfloat16" in openvino.computes():  # without its instructions ResNet-50's shape was 9 times slower than in FP32
         compiled["torch.compile, BF16"] = InBfloat16(Compiled(copy.deepcopy(original.module).bfloat16()))
+    compiled["torch.compile, INT8 (torchao's PT2E)"] = Compiled(quantize_for_inductor(original, few))
     for name, module in compiled.items():
-        size = sum(parameter.nbytes for parameter in module.parameters())
+        size = sum(each.nbytes for each in (*module.parameters(), *module.buffers()))
         yield name, stack.enter_context(TorchSession(module, original.inputs, original.outputs, 1)), size
 
 
