@@ -66,7 +66,7 @@ def main() -> None:
     with ExitStack() as stack:
         found = list(ways(inputs.source, made, data, folder, stack))
         if arguments.optimum:
-            like = folder / "front-dynamic.onnx"
+            like = folder / "dynamic.onnx"
             found.append(optimum(arguments.optimum, like, folder, stack))
         sessions = {name: session for name, session, _ in found}
         rows = list(faithful(sessions, task, development))

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from peers import Way, opened, peers
+from peers import Way, in_torch, peers, pruned
 
 from export.sources import as_checkpoint_source, capture_graph, open_source
 from laconic.arrays import Arrays
 from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.gain import format_speedup
 from laconic.cache import VARIABLE, Cache
-from laconic.data.reader import make_dataset
+from laconic.data.reader import make_dataset, read
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
 from laconic.runtimes.predict import predict
@@ -27,6 +27,8 @@ from laconic.timing.benchmark import benchmark_sessions
 from laconic.timing.measurements import Timing
 from laconic.units import format_seconds
 
+CALIBRATE = 300
+"""Texts that the other tools calibrate with."""
 FAST = Path(__file__).parents[1] / "examples" / "fast.yaml"
 LACONIC = Path(sys.executable).parent / "laconic"
 ORIGINAL = "torch eager, FP32"
@@ -69,12 +71,14 @@ def ways(source: Path, made: Mapping[str, Artifact], data: Path, folder: Path, s
     cache = Cache(folder / "cache")
     original = open_source(Recipe.default(str(source), stages=[]), cache, trust=False)
     yield ORIGINAL, stack.enter_context(original.open(1)), original.size
-    graph = capture_graph(original, cache).path  # as other tools have it, and not placed for an engine
-    yield "ONNX Runtime, FP32", opened(graph, stack), graph.stat().st_size
     for name, artifact in made.items():
         where = f"{artifact.manifest.placement}, {artifact.manifest.compute}"
         yield f"{name} ({where})", stack.enter_context(artifact.open()), artifact.size
-    yield from peers(graph, as_checkpoint_source(original).checkpoint, data, folder, stack)
+    graph = capture_graph(original, cache).path  # as other tools have it, and not placed for an engine
+    checkpoint = as_checkpoint_source(original).checkpoint
+    few = read(data, checkpoint.task).take(CALIBRATE)
+    yield from peers(graph, checkpoint, few, folder, stack)
+    yield in_torch("Torch-Pruning alone (torch eager)", pruned(checkpoint.module, checkpoint.task), checkpoint, stack)
 
 
 def measure(

@@ -1,4 +1,4 @@
-"""What other tools make of MiniLM, each as its guide says, with the same texts to calibrate with."""
+"""What other tools make of a model, each as its guide says, with the same samples to calibrate with."""
 
 import copy
 import importlib.util
@@ -14,20 +14,18 @@ import torch._inductor.config
 import torch_pruning
 from inductor_int8 import quantize_for_inductor
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_dynamic, quantize_static
+from onnxruntime.quantization.shape_inference import quant_pre_process
 from torch import Tensor, nn
 
 from laconic.arrays import Arrays
 from laconic.data.batches import batches
 from laconic.data.dataset import Dataset
-from laconic.data.reader import read
 from laconic.models.checkpoint import Checkpoint
 from laconic.models.signature import call
 from laconic.models.torch_session import TorchSession
 from laconic.runtimes.runtime import Session, make_runtime
 from laconic.tasks.task import Task
 
-CALIBRATE = 300
-"""Texts that the other tools calibrate with."""
 FFN, HEADS = 0.5, 0.67
 """The shares of feed-forward units and of heads that Torch-Pruning leaves: those of the recipe `text-embedding`."""
 TIMED = {(1, 128), (8, 128), (32, 128), (1, 3, 224, 224), (8, 3, 224, 224)}
@@ -37,36 +35,55 @@ Way = tuple[str, Session, int]
 """A name, what answers, and its size in bytes."""
 
 
-def peers(graph: Path, original: Checkpoint, data: Path, folder: Path, stack: ExitStack) -> Iterator[Way]:
-    """Of the float graph, or of the module, in one thread each."""
-    task = original.task
-    few = read(data, task).take(CALIBRATE)
-    path = folder / "front-dynamic.onnx"
-    quantize_dynamic(graph, path, per_channel=True, weight_type=QuantType.QInt8)
-    yield "ONNX Runtime, dynamic", opened(path, stack), path.stat().st_size
-    path = folder / "front-static.onnx"
-    quantize_static(
-        graph, path, Reader(few, task), quant_format=QuantFormat.QDQ, per_channel=True,
-        activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, op_types_to_quantize=["MatMul"],
-    )  # fmt: skip
-    yield "ONNX Runtime, static", opened(path, stack), path.stat().st_size
+def peers(
+    graph: Path, original: Checkpoint, few: Dataset, folder: Path, stack: ExitStack, *, attention: bool = True
+) -> Iterator[Way]:
+    """What other tools make of the float graph or of the module, in one thread each. few: what they calibrate with.
+    attention: whether the model is a transformer."""
+    openvino = make_runtime("openvino")
+    yield "ONNX Runtime, FP32", opened(graph, stack), graph.stat().st_size
+    for compute in openvino.computes():
+        session = stack.enter_context(openvino.open(graph, threads=1, compute=compute))
+        yield f"OpenVINO, {compute}", session, graph.stat().st_size
+    yield from in_onnxruntime(graph, few, original.task, folder, stack, attention=attention)
     if importlib.util.find_spec("nncf"):
-        path = folder / "front-nncf.onnx"
-        nncf_int8(graph, few, task, path)
-        for compute in make_runtime("openvino").computes():
-            engine = make_runtime("openvino").open(path, threads=1, compute=compute)
-            yield f"NNCF, INT8 (OpenVINO, {compute})", stack.enter_context(engine), path.stat().st_size
-    half = copy.deepcopy(original.module).bfloat16()
-    modules = {
-        "torch eager, BF16": InBfloat16(half),
-        "torch.compile, FP32": Compiled(original.module),
-        "torch.compile, BF16": InBfloat16(Compiled(half)),
-        "torch.compile, INT8 (torchao's PT2E)": Compiled(quantize_for_inductor(original, few)),
-        "Torch-Pruning alone (torch eager)": pruned(original.module, task),
-    }
-    for name, module in modules.items():
-        size = sum(each.nbytes for each in (*module.parameters(), *module.buffers()))
-        yield name, stack.enter_context(TorchSession(module, original.inputs, original.outputs, 1)), size
+        path = folder / "nncf.onnx"
+        nncf_int8(graph, few, original.task, path, attention=attention)
+        for compute in openvino.computes():
+            session = stack.enter_context(openvino.open(path, threads=1, compute=compute))
+            yield f"NNCF, INT8 (OpenVINO, {compute})", session, path.stat().st_size
+        yield "NNCF, INT8 (ONNX Runtime)", opened(path, stack), path.stat().st_size
+    modules: dict[str, nn.Module] = {"torch.compile, FP32": Compiled(original.module)}
+    if "bfloat16" in openvino.computes():  # without its instructions ResNet-50's shape was 9 times slower than in FP32
+        half = copy.deepcopy(original.module).bfloat16()
+        modules |= {"torch eager, BF16": InBfloat16(half), "torch.compile, BF16": InBfloat16(Compiled(half))}
+    modules["torch.compile, INT8 (torchao's PT2E)"] = Compiled(quantize_for_inductor(original, few))
+    yield from (in_torch(name, module, original, stack) for name, module in modules.items())
+
+
+def in_onnxruntime(
+    graph: Path, few: Dataset, task: Task, folder: Path, stack: ExitStack, *, attention: bool
+) -> Iterator[Way]:
+    """ONNX Runtime's own INT8, per channel, as its guide says: behind its preprocessing, embeddings included."""
+    prepared = folder / "prepared.onnx"
+    quant_pre_process(graph, prepared, skip_symbolic_shape=True)
+    kinds = {"op_types_to_quantize": ["MatMul", "Gather"]} if attention else {}
+    if attention:  # its integer convolution has no fast kernel
+        path = folder / "dynamic.onnx"
+        quantize_dynamic(prepared, path, per_channel=True, weight_type=QuantType.QInt8)
+        yield "ONNX Runtime, dynamic INT8", opened(path, stack), path.stat().st_size
+    path = folder / "static.onnx"
+    quantize_static(
+        prepared, path, Reader(few, task), quant_format=QuantFormat.QDQ, per_channel=True,
+        activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, **kinds,
+    )  # fmt: skip
+    yield "ONNX Runtime, static INT8", opened(path, stack), path.stat().st_size
+
+
+def in_torch(name: str, module: nn.Module, original: Checkpoint, stack: ExitStack) -> Way:
+    """A module with the original's inputs and outputs."""
+    size = sum(each.nbytes for each in (*module.parameters(), *module.buffers()))
+    return name, stack.enter_context(TorchSession(module, original.inputs, original.outputs, 1)), size
 
 
 class InBfloat16(nn.Module):
@@ -126,15 +143,13 @@ def opened(path: Path, stack: ExitStack) -> Session:
     return stack.enter_context(make_runtime("onnxruntime").open(path, threads=1))
 
 
-def nncf_int8(model: Path, few: Dataset, task: Task, path: Path) -> None:
-    """NNCF's INT8 for transformers, with its defaults."""
+def nncf_int8(graph: Path, few: Dataset, task: Task, path: Path, *, attention: bool) -> None:
+    """NNCF's INT8, with its defaults, for a transformer if it is one."""
     import nncf
 
     batch = [inputs for _, inputs in batches(few, task, 1)]
-    found = nncf.quantize(
-        onnx.load(model), nncf.Dataset(batch), model_type=nncf.ModelType.TRANSFORMER, subset_size=len(batch)
-    )
-    onnx.save(found, path)
+    kind = {"model_type": nncf.ModelType.TRANSFORMER} if attention else {}
+    onnx.save(nncf.quantize(onnx.load(graph), nncf.Dataset(batch), subset_size=len(batch), **kind), path)
 
 
 def pruned(module: nn.Module, task: Task) -> nn.Module:

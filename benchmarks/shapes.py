@@ -8,8 +8,6 @@ ways take turns, in one thread, and are compared by processor time, so that othe
 rows where it is installed, BF16 where the processor has its instructions. Half an hour for all three on two cores.
 """
 
-import copy
-import importlib.util
 import json
 import math
 import os
@@ -18,36 +16,29 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import transformers
 from family_checkpoint import CLASSES, sharpen, write_images
-from inductor_int8 import quantize_for_inductor
 from inputs import model_folder, texts
 from minilm import ORIGINAL, speed_rows
-from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic, quantize_static
-from peers import Compiled, InBfloat16, Reader, Way, opened
+from peers import peers
 from results import Results, make_parser
 from torch import nn
 
 from export.sources import as_checkpoint_source, capture_graph, open_source
 from laconic.artifacts.artifact import Artifact
 from laconic.cache import VARIABLE, Cache
-from laconic.data.batches import batches
 from laconic.data.dataset import Dataset
 from laconic.data.reader import read
-from laconic.models.checkpoint import Checkpoint
-from laconic.models.torch_session import TorchSession
 from laconic.progress import Steps
 from laconic.recipes.recipe import Recipe
 from laconic.runtimes.predict import predict
-from laconic.runtimes.runtime import Session, make_runtime
+from laconic.runtimes.runtime import Session
 from laconic.tasks.task import Task
 from laconic.timing.benchmark import benchmark_sessions
 
@@ -149,7 +140,7 @@ def measure(name: str, shape: Shape, folder: Path, rounds: int, results: Results
         found = [
             (ORIGINAL, stack.enter_context(original.open(1)), original.size),
             (describe(artifact), stack.enter_context(artifact.open()), artifact.size),
-            *peers(graph, as_checkpoint_source(original).checkpoint, few, shape, folder, stack),
+            *peers(graph, as_checkpoint_source(original).checkpoint, few, folder, stack, attention=shape.attention),
         ]
         sessions = {way: session for way, session, _ in found}
         errors = measure_errors(sessions, task, compared)
@@ -207,51 +198,6 @@ def processor_seconds() -> float:
     """The processor time of all commands that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
-
-
-def peers(
-    graph: Path, original: Checkpoint, few: Dataset, shape: Shape, folder: Path, stack: ExitStack
-) -> Iterator[Way]:
-    """What other tools make of the float graph or of the module, in one thread each."""
-    task = original.task
-    openvino = make_runtime("openvino")
-    yield "ONNX Runtime, FP32", opened(graph, stack), graph.stat().st_size
-    for compute in openvino.computes():
-        session = stack.enter_context(openvino.open(graph, threads=1, compute=compute))
-        yield f"OpenVINO, {compute}", session, graph.stat().st_size
-    if shape.attention:  # its integer convolution has no fast kernel
-        path = folder / "dynamic.onnx"
-        quantize_dynamic(graph, path, per_channel=True, weight_type=QuantType.QInt8)
-        yield "ONNX Runtime, dynamic INT8", opened(path, stack), path.stat().st_size
-    path = folder / "static.onnx"
-    quantize_static(
-        graph, path, Reader(few, task), quant_format=QuantFormat.QDQ, per_channel=True,
-        activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
-        **({"op_types_to_quantize": ["MatMul"]} if shape.attention else {}),
-    )  # fmt: skip
-    yield "ONNX Runtime, static INT8", opened(path, stack), path.stat().st_size
-    if importlib.util.find_spec("nncf"):
-        path = folder / "nncf.onnx"
-        quantize_by_nncf(graph, few, task, path, attention=shape.attention)
-        for compute in openvino.computes():
-            session = stack.enter_context(openvino.open(path, threads=1, compute=compute))
-            yield f"NNCF, INT8 (OpenVINO, {compute})", session, path.stat().st_size
-    compiled: dict[str, nn.Module] = {"torch.compile, FP32": Compiled(original.module)}
-    if "bfloat16" in openvino.computes():  # without its instructions ResNet-50's shape was 9 times slower than in FP32
-        compiled["torch.compile, BF16"] = InBfloat16(Compiled(copy.deepcopy(original.module).bfloat16()))
-    compiled["torch.compile, INT8 (torchao's PT2E)"] = Compiled(quantize_for_inductor(original, few))
-    for name, module in compiled.items():
-        size = sum(each.nbytes for each in (*module.parameters(), *module.buffers()))
-        yield name, stack.enter_context(TorchSession(module, original.inputs, original.outputs, 1)), size
-
-
-def quantize_by_nncf(graph: Path, few: Dataset, task: Task, path: Path, *, attention: bool) -> None:
-    """NNCF's INT8, with its defaults, for a transformer if it is one."""
-    import nncf
-
-    batch = [inputs for _, inputs in batches(few, task, 1)]
-    kind = {"model_type": nncf.ModelType.TRANSFORMER} if attention else {}
-    onnx.save(nncf.quantize(onnx.load(graph), nncf.Dataset(batch), subset_size=len(batch), **kind), path)
 
 
 def measure_errors(sessions: dict[str, Session], task: Task, compared: Dataset) -> dict[str, tuple[float, float]]:
