@@ -27,6 +27,18 @@ class OpenBlocks:
         while len(self._ended) > self._most:
             self._ended.popitem(last=False)
 
+    def close(self, text: Array) -> None:
+        """Note that the engine has no open block at the end of a text, [tokens], any more."""
+        for name in self._name_ends(text, len(text), len(text)):
+            self._ended.pop(name, None)
+
+    def find(self, prompt: Array, start: int) -> int:
+        """Find the shortest text that ended in the block that begins at `start`, and that a prompt, [tokens], goes on
+        behind. Return its length; 0 where there is none."""
+        stop = min(len(prompt) - 1, start + self._block_tokens - 1)
+        names = self._name_ends(prompt, start + 1, stop)
+        return next((length for length, name in enumerate(names, start + 1) if name in self._ended), 0)
+
     def would_share(self, prompt: Array, under_way: Iterable[Array]) -> bool:
         """Return whether a prompt, [tokens], and a text under way, [tokens], would write into one block: both begin
         with a text that ended, or ends now, within the block in which they part."""

@@ -24,7 +24,7 @@ from laconic.runtimes.generator import (
     check_prompt,
     order_prompts,
 )
-from laconic.runtimes.open_blocks import OpenBlocks
+from laconic.runtimes.open_blocks import OpenBlocks, count_common
 from laconic.runtimes.openvino import HINTS, find_compute, make_properties, ov  # first: keeps telemetry out
 from laconic.runtimes.prefix_cache import PrefixCache
 from laconic.runtimes.runtime import Compute
@@ -36,6 +36,8 @@ STEP_TOKENS = 256
 """Tokens that a step reads and writes, so many choices at most among them."""
 BLOCK_TOKENS = 32
 """Tokens of a block of the cache, on the CPU (2026.4)."""
+CLOSING = 2
+"""Tokens behind a text that let the engine write into its last block: it does not for the first, from the prompt."""
 KEPT = {"float32": 4, "bfloat16": 2, "int8-dynamic": 4}
 """Bytes of a number in a cache in float, by the arithmetic. BF16 with a cache in FP32 is refused by the engine, and
 FP32 with one in BF16 too (2026.4)."""
@@ -63,13 +65,15 @@ NARROWEST = 1e-6
 class EngineChoice:
     """A choice under way, which to the engine is a request of its own: of several sequences of one request, the engine
     gives nothing until all have ended. handle: of the text, or of a piece of its prompt; None while the engine has
-    neither. read: tokens of the prompt that the engine was given. tokens: written so far."""
+    neither. read: tokens of the prompt that the engine was given. tokens: written so far. closing: tokens behind a text
+    that ended, while it is being closed."""
 
     request: GenerationRequest
     index: int
     handle: "openvino_genai.GenerationHandle | None" = None
     read: int = 0
     tokens: list[int] = field(default_factory=list)
+    closing: list[int] = field(default_factory=list)
     is_cancelled: bool = False
 
     @cached_property
@@ -80,7 +84,7 @@ class EngineChoice:
     @property
     def text(self) -> Array:
         """What the engine has of the prompt and has written, [tokens]."""
-        return np.append(self.prompt[: self.read], np.array(self.tokens, np.int64))
+        return np.append(self.prompt[: self.read], np.array(self.closing or self.tokens, np.int64))
 
     @property
     def left(self) -> int:
@@ -194,11 +198,35 @@ class OpenVinoGenAi(Generator):
             stop -= stop % BLOCK_TOKENS
         if stop <= cached < len(prompt):
             return most
-        choice.read = stop
-        config = make_config(Sampling(1), 0) if choice.left else make_config(sampling, choice.index)
+        end = self._find_shared_end(choice, cached)
+        choice.read = stop = end or stop
+        piece = Sampling(CLOSING if end else 1)
+        config = make_config(piece, 0) if choice.left else make_config(sampling, choice.index)
         choice.handle = self._pipeline.add_request(self._next, ov.Tensor(choice.prompt[None, :stop]), config)
         self._next += 1
         return stop - cached
+
+    def _find_shared_end(self, choice: EngineChoice, start: int) -> int:
+        """Return the length of a text that ended in the block at `start` of a prompt, and that others go on behind at
+        the same time; 0 where there is none. It is closed first: the engine is given it with two tokens more, so that
+        its last block is another text's, which nobody finds. Else each would have to wait for the end of the others."""
+        length = 0 if self._prefixes is None else self._open_blocks.find(choice.prompt, start)
+        waiting = (each for each in self._choices.values() if each.handle is None and each is not choice)
+        shares = (count_common(each.prompt[: length + 1], choice.prompt[:length]) == length for each in waiting)
+        return length if length and any(shares) else 0
+
+    def _end_piece(self, choice: EngineChoice, tokens: Sequence[int]) -> None:
+        """Note that the engine has a piece of a prompt, where it has written what it was asked for."""
+        is_closing = choice.read % BLOCK_TOKENS > 0
+        choice.closing += tokens if is_closing else ()
+        if is_closing and len(choice.closing) < CLOSING:
+            return
+        self._keep(choice.text)
+        if is_closing:
+            self._open_blocks.close(choice.prompt[: choice.read])
+            choice.read -= choice.read % BLOCK_TOKENS
+        choice.closing = []
+        choice.handle = None
 
     def _keep(self, text: Array) -> None:
         """Note that the engine has the blocks of a text that has ended."""
@@ -220,8 +248,7 @@ class OpenVinoGenAi(Generator):
                     tokens += output.generated_ids
                     logprobs += output.generated_log_probs
             if tokens and choice.left:
-                self._keep(choice.text)
-                choice.handle = None
+                self._end_piece(choice, tokens)
                 return []
             choice.tokens += tokens
             if tokens and tokens[-1] in request.sampling.stop_token_ids:
