@@ -208,6 +208,24 @@ def open_original_source(path: Path, artifact: Path, *, builder: str | None = No
     return open_source(Recipe.parse(keys | {"stages": []}), Cache(), trust=trust)
 
 
+def check_original(source: Source, path: Path, artifact: Path, manifest: Manifest) -> None:
+    """Raise SourceError unless a source has the inputs and outputs of an artifact."""
+    assert isinstance(source, (CheckpointSource, GraphSource))
+    model = source.checkpoint if isinstance(source, CheckpointSource) else source.graph
+    for side in ("inputs", "outputs"):
+        actual, expected = (describe_signature(getattr(each, side)) for each in (model, manifest))
+        if actual != expected:
+            raise SourceError(
+                f"{path} is not the model that {artifact} was made from: its {side} are {', '.join(actual)}, expected "
+                f"{', '.join(expected)}. Give the source of that artifact as --original"
+            )
+
+
+def describe_signature(specs: tuple[TensorSpec, ...]) -> list[str]:
+    """Describe the name, type and shape of each tensor."""
+    return [f"{spec.name}: {spec.dtype} {spec.describe()}" for spec in specs]
+
+
 def open_onnx_original(path: Path, artifact: Path, manifest: Manifest, cache: Cache) -> GraphSource:
     """Open the ONNX file that an artifact was made from as it was opened then: with the sizes and constants that the
     artifact knows, and its golden inputs as samples."""

@@ -294,7 +294,7 @@ def test_each_bad_use_is_one_sentence(reader, embedder, laconic, tmp_path):
     own = ("--builder", BUILDER)
     for arguments, message in (
         ((artifact, "--ledger"), "Give --original SOURCE"),
-        ((artifact, "--original", weights, *own), "--original, --builder is for the ledger"),
+        ((artifact, "--original", weights, *own), "--original, --builder is for --ledger and --adapter"),
         ((artifact, "--ledger", "--original", weights), "Give --builder package.module:factory"),
         ((artifact, "--ledger", "--original", tmp_path / "none", *own), "there is no"),
         ((artifact, "--ledger", "--original", weights, *own, "--data", texts), "texts.jsonl"),

@@ -7,21 +7,18 @@ from export.candidates.collect_evidence import PARITY_SAMPLES
 from export.capture.parity import relative_difference
 from export.parity.model_step import EXACTNESS, IDENTICAL, ModelStep, Serving
 from export.parity.step_list import StepList
-from export.sources import open_original_source
+from export.sources import check_original, open_original_source
 from export.validation.validate import fidelity_of
 from laconic.arrays import Arrays
 from laconic.artifacts.artifact import Artifact, Choice
-from laconic.artifacts.manifest import Manifest
 from laconic.artifacts.parity_ledger import ParityLedger, ParityRow
 from laconic.artifacts.verdict import Comparison
 from laconic.data.dataset import Dataset
 from laconic.data.reader import make_dataset, read
-from laconic.errors import CaptureError, RuntimeFailure, SourceError, UnprovenArtifact, UsageError
-from laconic.models.source import CheckpointSource, GraphSource, Source
+from laconic.errors import CaptureError, RuntimeFailure, UnprovenArtifact, UsageError
 from laconic.progress import Steps
 from laconic.runtimes.predict import predict
 from laconic.tasks.task import Task
-from laconic.tensor import TensorSpec
 
 
 def make_parity_ledger(
@@ -63,24 +60,6 @@ def read_samples(data: Path | None, task: Task) -> Dataset:
     if data is None:
         return make_dataset(task.examples(PARITY_SAMPLES), task, name="made-up samples")
     return read(data, task).take(PARITY_SAMPLES)
-
-
-def check_original(source: Source, path: Path, artifact: Path, manifest: Manifest) -> None:
-    """Raise SourceError unless a source has the inputs and outputs of an artifact."""
-    assert isinstance(source, (CheckpointSource, GraphSource))
-    model = source.checkpoint if isinstance(source, CheckpointSource) else source.graph
-    for side in ("inputs", "outputs"):
-        actual, expected = (describe_signature(getattr(each, side)) for each in (model, manifest))
-        if actual != expected:
-            raise SourceError(
-                f"{path} is not the model that {artifact} was made from: its {side} are {', '.join(actual)}, expected "
-                f"{', '.join(expected)}. Give the source of that artifact as --original"
-            )
-
-
-def describe_signature(specs: tuple[TensorSpec, ...]) -> list[str]:
-    """Describe the name, type and shape of each tensor."""
-    return [f"{spec.name}: {spec.dtype} {spec.describe()}" for spec in specs]
 
 
 class Follower:

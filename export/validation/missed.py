@@ -1,10 +1,10 @@
 """The parts of a goal that an artifact does not meet, each in a sentence."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from laconic.artifacts.artifact import Artifact
-from laconic.artifacts.verdict import Comparison
+from laconic.artifacts.verdict import Comparison, Verdict
 from laconic.recipes.goal import Goal
 from laconic.runtimes.product import NOT_TOLD, Product
 from laconic.timing.measurements import ORIGINAL, Measurements
@@ -22,6 +22,15 @@ def find_missed(artifact: Artifact, goal: Goal) -> Iterator[str]:
     """Yield a sentence for each part of the goal that the artifact does not meet, or may not meet."""
     yield from find_failures(artifact, goal)
     yield from find_doubts(artifact, goal)
+
+
+def find_unlike(verdict: Verdict, goal: Goal) -> Iterator[str]:
+    """Yield a sentence for each part of the goal that is about answers, and that a verdict says is not, or may not be,
+    met."""
+    yield from verdict.failures
+    yield from find_divergence_missed(verdict.information, goal)
+    for comparison in verdict.drift:
+        yield from describe_doubts(comparison, goal)
 
 
 def find_failures(artifact: Artifact, goal: Goal) -> Iterator[str]:
@@ -44,14 +53,8 @@ def find_failures(artifact: Artifact, goal: Goal) -> Iterator[str]:
 
 def find_writing_missed(artifact: Artifact, goal: Goal) -> Iterator[str]:
     """Yield a sentence for each part of the goal that is for models that write, and is not met."""
-    if goal.max_divergence is not None:
-        information = artifact.manifest.verdict.information if artifact.manifest.verdict else ()
-        kept = next((each.figures[KEPT] for each in information if KEPT in each.figures), None)
-        divergence = None if kept is None else -math.log(kept) if kept > 0 else math.inf
-        if divergence is None:
-            yield f"the goal is a divergence of {goal.max_divergence:g}: {WRITES_NOTHING}"
-        elif divergence > goal.max_divergence:
-            yield f"divergence of the next token is {divergence:.3g} nats, the goal is {goal.max_divergence:g}"
+    verdict = artifact.manifest.verdict
+    yield from find_divergence_missed(verdict.information if verdict else (), goal)
     speed = next((each for each in artifact.measured.writing if each.engine != ORIGINAL), None)
     if speed is None:
         if goal.max_first_token is not None or goal.min_tokens_per_second is not None:
@@ -63,6 +66,18 @@ def find_writing_missed(artifact: Artifact, goal: Goal) -> Iterator[str]:
     if goal.min_tokens_per_second is not None and speed.tokens_per_second < goal.min_tokens_per_second:
         rate, least = speed.tokens_per_second, goal.min_tokens_per_second
         yield f"the tokens behind the first come at {rate:.1f}/s, the goal is {least:g}/s"
+
+
+def find_divergence_missed(information: Iterable[Comparison], goal: Goal) -> Iterator[str]:
+    """Yield a sentence if the divergence among the figures of a verdict is larger than the goal's, or is not there."""
+    if goal.max_divergence is None:
+        return
+    kept = next((each.figures[KEPT] for each in information if KEPT in each.figures), None)
+    divergence = None if kept is None else -math.log(kept) if kept > 0 else math.inf
+    if divergence is None:
+        yield f"the goal is a divergence of {goal.max_divergence:g}: {WRITES_NOTHING}"
+    elif divergence > goal.max_divergence:
+        yield f"divergence of the next token is {divergence:.3g} nats, the goal is {goal.max_divergence:g}"
 
 
 def find_doubts(artifact: Artifact, goal: Goal) -> Iterator[str]:

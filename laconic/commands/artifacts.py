@@ -1,4 +1,4 @@
-"""Commands on artifacts: `inspect`, `verify`, `sign`, `package`, `bench`, `compare`, `lint`."""
+"""Commands on artifacts: `inspect`, `sign`, `package`, `bench`, `compare`, `lint`."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
@@ -52,43 +52,6 @@ def inspect(artifact: ArtifactPath, runtime: RuntimeName = None, as_json: Json =
     print_json(summarize(opened) | {"kernels": kernels}) if as_json else print_artifact(opened, kernels)
 
 
-def verify(
-    artifact: ArtifactPath,
-    runtime: RuntimeName = None,
-    key: Annotated[Path | None, typer.Option(help="Public key (PEM) of who must have signed the artifact.")] = None,
-    ledger: Annotated[
-        bool, typer.Option("--ledger", help="Follow the outputs from the original to the HTTP response.")
-    ] = False,
-    original: Annotated[Path | None, typer.Option(help="The source model; for --ledger.")] = None,
-    data: Data = None,
-    builder: Builder = None,
-    trust: Trust = False,
-    as_json: Json = False,
-) -> None:
-    """Check the digests, golden outputs and verdict of an artifact on this machine.
-
-    All checks are listed; the exit code is 3 if one fails. With --key, the signature is checked first, and nothing else
-    if it is not that of the key. With --ledger, run a few samples through each step from the
-    original model to the HTTP response instead, and name the first layer whose outputs diverge.
-    """
-    if ledger:
-        if key is not None:
-            raise UsageError("--key is for the checks of the artifact, and not for the ledger. Give one of the two")
-        follow(artifact, original, runtime, data, builder=builder, trust=trust, as_json=as_json)
-        return
-    options = {"--original": original, "--data": data, "--builder": builder, "--trust": trust or None}
-    if unused := [option for option, value in options.items() if value is not None]:
-        raise UsageError(f"{', '.join(unused)} is for the ledger, and none was requested. Give --ledger, too")
-    from laconic.artifacts.inspection import verify
-    from laconic.commands.tables import print_checks
-
-    checks = verify(artifact, runtime, key)
-    print_json([check.model_dump() for check in checks]) if as_json else print_checks(checks)
-    failed = [check.check for check in checks if not check.passed]
-    if failed:
-        raise GoalMissed(f"{artifact} failed verification: {', '.join(failed)}")
-
-
 def sign(
     artifact: ArtifactPath,
     key: Annotated[Path, typer.Option(help="Private key: elliptic curve (P-256), in PEM.", show_default=False)],
@@ -126,37 +89,6 @@ def package(
     for name, digest in digests.items():
         typer.echo(f"{name}  sha256:{digest}")
     typer.echo(f"Try: docker build -t {next(iter(digests)).lower()} {output}")
-
-
-def follow(
-    path: Path,
-    original: Path | None,
-    runtime: str | None,
-    data: Path | None,
-    *,
-    builder: str | None,
-    trust: bool,
-    as_json: bool,
-) -> None:
-    """Print the parity ledger of an artifact; raise GoalMissed where a step misses what is required."""
-    if original is None:
-        raise UsageError("the ledger starts with the original model, and none was given. Give --original SOURCE")
-    from export.parity.follower import make_parity_ledger
-    from export.parity.model_step import Serving
-    from laconic.artifacts.artifact import Artifact
-    from laconic.commands.http_session import LaidOutSession, open_served
-    from laconic.commands.parity_table import print_ledger
-
-    artifact = Artifact.load(path)
-    choice = artifact.choose(runtime)
-    serving = Serving(
-        lay_out=lambda session: LaidOutSession.of(session, artifact),
-        open=lambda: open_served(artifact, choice.engine.name),
-    )
-    parity = make_parity_ledger(artifact, original, choice, serving, data=data, builder=builder, trust=trust)
-    print_json(parity.plain()) if as_json else print_ledger(parity)
-    if parity.missed:
-        raise GoalMissed(f"{path} does not keep the original's outputs. Failed: {', '.join(parity.missed)}")
 
 
 def bench(

@@ -5,12 +5,13 @@ from typing import Annotated
 import typer
 
 from laconic import __version__
-from laconic.commands.artifacts import bench, compare, inspect, lint, package, sign, tune, verify
+from laconic.commands.artifacts import bench, compare, inspect, lint, package, sign, tune
 from laconic.commands.capacity import size
 from laconic.commands.compression import build, compress, export
 from laconic.commands.installation import doctor, recipes, schema
 from laconic.commands.serving import serve
 from laconic.commands.training import finetune, merge, plan
+from laconic.commands.verification import verify
 
 COMMANDS = (
     (compress, "laconic compress all-MiniLM-L6-v2 --data texts.jsonl -o minilm.laconic"),

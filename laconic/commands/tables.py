@@ -131,9 +131,7 @@ def print_artifact(artifact: Artifact, kernels: Mapping[str, Any]) -> None:
     table.add_row("versions", ", ".join(f"{name} {version}" for name, version in manifest.versions.items()))
     table.add_row("licence", manifest.licence or "not stated by the source")
     for kind, comparison in manifest.comparisons():
-        state = "" if comparison.passed else f" ({comparison.state})"
-        figures = format_figures(comparison.figures)
-        table.add_row(kind, f"{comparison.subject} against {comparison.against}{state}: {figures}")
+        table.add_row(kind, format_comparison(comparison))
     table.add_row("verdict", format_verdict(manifest.verdict))
     OUT.print(table)
     entries = make_ledger(manifest.source, manifest.history, measured.seconds)
@@ -155,6 +153,21 @@ def make_search_table(trials: Sequence[TrialRecord]) -> Table:
         name = f"* {trial.name}" if trial.front else trial.name
         table.add_row(name, f"{trial.speedup:.2f} x", format_bytes(trial.size), trial.reason)
     return table
+
+
+def print_verdict(title: str, verdict: Verdict) -> None:
+    """Print a verdict that no artifact carries, with its comparisons."""
+    table = make_table(title, "", "")
+    for comparison in verdict.comparisons:
+        table.add_row(f"{comparison.samples}", format_comparison(comparison))
+    table.add_row("verdict", format_verdict(verdict))
+    OUT.print(table)
+
+
+def format_comparison(comparison: Comparison) -> str:
+    """Format a comparison: its state unless passed, and its figures."""
+    state = "" if comparison.passed else f" ({comparison.state})"
+    return f"{comparison.subject} against {comparison.against}{state}: {format_figures(comparison.figures)}"
 
 
 def format_verdict(verdict: Verdict | None) -> str:

@@ -187,14 +187,18 @@ def _load_adapter(folder: Path, task: str | None, trust: bool) -> Checkpoint:
             f"{folder} is an adapter of {str(adapter.base)!r}, and there is no such folder. Name the folder of its "
             f"model as base_model_name_or_path in adapter_config.json"
         )
-    base = _load_base(adapter, folder, task, trust)
+    merged = merge_adapter(_load_base(adapter, folder, task, trust), adapter, folder.name)
+    template = read_chat_template(folder)
+    return merged if template is None else merged.with_task(merged.task.with_chat_template(template.text))
+
+
+def merge_adapter(base: Checkpoint, adapter: Adapter, name: str) -> Checkpoint:
+    """Merge an adapter into the weights of its model, in place; return the checkpoint that this makes. name: of the
+    adapter, for the history. Raises SourceError for another model's."""
     if adapter.merge_into(base.module) and "config" in base.source:
         base.source["config"]["tie_word_embeddings"] = False
-    template = read_chat_template(folder)
-    chosen = base if template is None else replace(base, task=base.task.with_chat_template(template.text))
-    config = {"adapter": folder.name}
     key = hash_of(base.key, "adapter", fingerprint(base.module))
-    return chosen.after(Record(stage="finetune", config=config, key=key, figures={}), base.module)
+    return base.after(Record(stage="finetune", config={"adapter": name}, key=key, figures={}), base.module)
 
 
 def _load_base(adapter: Adapter, folder: Path, task: str | None, trust: bool) -> Checkpoint:

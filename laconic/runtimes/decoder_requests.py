@@ -163,6 +163,12 @@ class OpenDecoder:
         kept = sum(part.heads * part.size * part.type.itemsize for part in self.rows.cache)
         return max(kept, 0 if self.encoder is None else 4 * self.encoder.numbers)
 
+    def compute_logits(self, ids: Array, adapter: LowRankAdapter | None) -> Array:
+        """Compute the logits behind every token of texts, [rows, tokens, vocabulary]. ids: [rows, tokens]."""
+        rows, tokens = ids.shape
+        past, lengths = self.prompts.make_past(rows, 0), np.zeros(rows, np.int64)
+        return self.prompts.run(ids, lengths, past, kept=tokens, adapters=[adapter] * rows)[0]
+
 
 def begin_opening(
     model: Path, context: int, threads: int, compute: Compute, longest: int | None, has_adapters: bool

@@ -240,6 +240,11 @@ class Generator(ABC):
     def unload_adapter(self, number: int) -> None:  # noqa: B027 - of an engine without adapters there is none
         """Let no request begin with an adapter any more; those under way end with it."""
 
+    def compute_logits(self, ids: Array, adapter: int = 0) -> Array:
+        """Compute the logits behind every token of texts, [rows, tokens, vocabulary] float32, as requests with an
+        adapter do; the next call overwrites them. ids: [rows, tokens]. Raises InputError as `load_adapter` does."""
+        raise InputError("the engine was not opened for adapters")
+
     @property
     @abstractmethod
     def is_idle(self) -> bool:

@@ -88,6 +88,16 @@ class GrammarTokens:
         return self._tokenizers[end_tokens]
 
 
+def begin_match(tokens: GrammarTokens | None, grammar: str, end_tokens: tuple[int, ...]) -> "GrammarMatch | None":
+    """Begin a text that must match a grammar; None where there is none. tokens: of the model, if its tokenizer is
+    known. Raises InputError where it is not, and as `GrammarTokens.match` does."""
+    if not grammar:
+        return None
+    if tokens is None:
+        raise InputError("the model was opened without its tokenizer, which grammars need")
+    return tokens.match(grammar, end_tokens)
+
+
 class GrammarMatch:
     """A text that matches a grammar so far."""
 

@@ -21,7 +21,7 @@ from laconic.runtimes.generator import (
     check_prompt,
     order_prompts,
 )
-from laconic.runtimes.grammar import GrammarTokens
+from laconic.runtimes.grammar import GrammarTokens, begin_match
 from laconic.runtimes.llamacpp_library import TEXTS, LlamaModel, Reading
 from laconic.runtimes.llamacpp_texts import TextPool
 from laconic.runtimes.runtime import Compute
@@ -98,11 +98,7 @@ class LlamaCppGenerator(Generator):
             raise InputError(f"the prompt and its answer are longer than the model's context of {self.context} tokens")
         if sampling.n > TEXTS:
             raise InputError(f"{sampling.n} choices are more than llama.cpp writes at once here, which are {TEXTS}")
-        match = None
-        if sampling.grammar:
-            if self._grammars is None:
-                raise InputError("the model was opened without its tokenizer, which grammars need")
-            match = self._grammars.match(sampling.grammar, sampling.stop_token_ids)
+        match = begin_match(self._grammars, sampling.grammar, sampling.stop_token_ids)
         self.ledger.hold(request)
         choosers = [
             TokenChooser(request, index, self.vocabulary, request.prompt, match and match.copy())

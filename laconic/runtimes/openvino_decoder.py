@@ -23,7 +23,7 @@ from laconic.runtimes.generator import (
     check_prompt,
     order_prompts,
 )
-from laconic.runtimes.grammar import GrammarMatch, GrammarTokens
+from laconic.runtimes.grammar import GrammarTokens, begin_match
 from laconic.runtimes.low_rank_adapter import LowRankAdapter, read_low_rank_adapter
 from laconic.runtimes.openvino_genai import OpenVinoGenAi
 from laconic.runtimes.prefix_cache import PrefixCache
@@ -112,7 +112,7 @@ class OpenVinoDecoder(Generator):
             raise InputError("the adapter is not loaded any more. Ask for another model")
         settings = self._timed if sampling.timestamps else self._generation
         self._capacity.check(request)
-        match = self._match(request)
+        match = begin_match(self._grammars, sampling.grammar, sampling.stop_token_ids)
         self.ledger.hold(request)
         tokens = (*self._start, *request.prompt)
         choosers = [
@@ -157,10 +157,17 @@ class OpenVinoDecoder(Generator):
                 row.is_cancelled = True
 
     def load_adapter(self, number: int, folder: Path) -> None:
-        products = self._opening.result().products if self._opening is not None else ()
-        if not products:
+        self._adapters[number] = read_low_rank_adapter(folder, self._open_for_adapters().products)
+
+    def compute_logits(self, ids: Array, adapter: int = 0) -> Array:
+        return self._open_for_adapters().compute_logits(ids, self._adapters.get(adapter))
+
+    def _open_for_adapters(self) -> OpenDecoder:
+        """Return the decoder, which was opened at once if it was for adapters. Raises InputError where it was not."""
+        decoder = self._opening.result() if self._opening is not None else None
+        if decoder is None or not decoder.products:
             raise InputError("the engine was not opened for adapters, or no layer takes one (AWQ). Serve it merged")
-        self._adapters[number] = read_low_rank_adapter(folder, products)
+        return decoder
 
     def unload_adapter(self, number: int) -> None:
         self._adapters.pop(number, None)
@@ -184,14 +191,6 @@ class OpenVinoDecoder(Generator):
         prompts = (row for prompt in self._prompts for row in prompt.rows)
         rows = [*self._rows, *(joining.row for joining in self._joining), *prompts]
         return [row for row in rows if not row.is_done]
-
-    def _match(self, request: GenerationRequest) -> GrammarMatch | None:
-        """Begin the grammar of a request, if it has one."""
-        if not request.sampling.grammar:
-            return None
-        if self._grammars is None:
-            raise InputError("the model was opened without its tokenizer, which grammars need")
-        return self._grammars.match(request.sampling.grammar, request.sampling.stop_token_ids)
 
     def _end_cancelled(self) -> list[TokenEvent]:
         cancelled = [row for row in self._list_rows() if row.is_cancelled]

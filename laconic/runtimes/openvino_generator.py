@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from laconic.arrays import Array
 from laconic.errors import RuntimeFailure
 from laconic.runtimes.generator import GenerationRequest, Generator, GoldenToken, TokenEvent
 from laconic.runtimes.openvino_decoder import OpenVinoDecoder
@@ -87,6 +88,9 @@ class OpenVinoGenerator(Generator):
 
     def unload_adapter(self, number: int) -> None:
         self._decoder.unload_adapter(number)
+
+    def compute_logits(self, ids: Array, adapter: int = 0) -> Array:
+        return self._decoder.compute_logits(ids, adapter)
 
     def step(self) -> Sequence[TokenEvent]:
         return [event for engine in self._engines if not engine.is_idle for event in engine.step()]
