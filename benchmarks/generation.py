@@ -5,16 +5,19 @@
 Each round writes with every engine in turn, on one thread, greedily and without an end token, behind prompts of random
 tokens that share no beginning. Counted are the tokens behind the first of every stream, per second of wall time: the
 medians over rounds, with their quartiles; then the time to the first token of one stream, and of a second prompt with
-the same first 400 tokens, which the prefix cache of the paged engine holds. An artifact that was made
-for llama.cpp is written by that engine, too. `--checkpoint` adds transformers' `generate` in FP32 and BF16, all streams
-as one batch, less the time of writing one token. `--onnxruntime-genai` adds a model that
-`python -m onnxruntime_genai.models.builder` made, `--llama-cpp NODE_MODULES MODEL.gguf` one in llama.cpp by itself.
+the same first 400 tokens, which the prefix cache holds: also of the stepped engine after it was opened again, with the
+file of its prefix cache, whose reading is counted apart. An artifact that was made for llama.cpp is written by that
+engine, too. `--checkpoint` adds transformers' `generate` in FP32 and BF16, all streams as one batch, less the time of
+writing one token. `--onnxruntime-genai` adds a model that `python -m onnxruntime_genai.models.builder` made,
+`--llama-cpp NODE_MODULES MODEL.gguf` one in llama.cpp by itself.
 """
 
 import itertools
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -30,6 +33,7 @@ from laconic.runtimes.openvino_genai import OpenVinoGenAi
 
 PREFIX = 400
 CACHE = 1 << 30
+EngineT = TypeVar("EngineT", OpenVinoGenAi, OpenVinoDecoder)
 
 
 def main() -> None:
@@ -78,6 +82,7 @@ def main() -> None:
     results.begin("first token", head)
     for name, generator in generators.items():
         results.add("first token", [name, *time_prefix(generator, vocabulary, arguments.rounds)])
+    results.add("first token", time_reopened(arguments.artifact, vocabulary, arguments.rounds))
 
 
 def describe(values: Sequence[float]) -> str:
@@ -94,14 +99,15 @@ def draw_prompts(vocabulary: int, count: int, length: int, seed: int) -> Prompts
 
 def open_generators(path: Path, cache: int = CACHE) -> dict[str, OpenVinoGenAi | OpenVinoDecoder]:
     """Open the model of an artifact in both engines of OpenVINO. cache: its bytes, of each."""
+    return {"paged": open_engine(OpenVinoGenAi, path, cache), "stepped": open_engine(OpenVinoDecoder, path, cache)}
+
+
+def open_engine(engine: type[EngineT], path: Path, cache: int = CACHE) -> EngineT:
+    """Open the model of an artifact in an engine of OpenVINO."""
     artifact = Artifact.load(path)
     placement = artifact.manifest.placements[0]
     context = int(artifact.task().max_tokens)  # type: ignore[attr-defined]  # of a language model
-    model, compute = path / placement.model, placement.compute
-    return {
-        "paged": OpenVinoGenAi(model, context=context, cache_bytes=cache, compute=compute),
-        "stepped": OpenVinoDecoder(model, context=context, cache_bytes=cache, compute=compute),
-    }
+    return engine(path / placement.model, context=context, cache_bytes=cache, compute=placement.compute)
 
 
 def open_llamacpp(path: Path, cache: int = CACHE) -> dict[str, Generator]:
@@ -160,6 +166,29 @@ def time_prefix(generator: Generator, vocabulary: int, rounds: int) -> Sequence[
         times.append((time_first(generator, (*begin, 5, 6, 7)), time_first(generator, (*begin, 8, 9, 10))))
     first, second = np.array(times).T
     return [describe(first), describe(second), describe(second / first)]
+
+
+def time_reopened(path: Path, vocabulary: int, rounds: int) -> Sequence[str]:
+    """Return the same as `time_prefix`, where the second prompts are read by an engine that was opened again, behind
+    what it is: with the size of the file and the seconds of writing and of reading it."""
+    begins = draw_prompts(vocabulary, rounds, PREFIX, 2000)
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "prefixes.safetensors"
+        engine = open_engine(OpenVinoDecoder, path)
+        engine.load_prefixes(file, "artifact")
+        first = np.array([time_first(engine, (*begin, 5, 6, 7)) for begin in begins])
+        start = time.perf_counter()
+        engine.save_prefixes()
+        written = time.perf_counter() - start
+        engine.close()
+        engine = open_engine(OpenVinoDecoder, path)
+        start = time.perf_counter()
+        engine.load_prefixes(file, "artifact")
+        read, size = time.perf_counter() - start, file.stat().st_size
+    second = np.array([time_first(engine, (*begin, 8, 9, 10)) for begin in begins])
+    engine.close()
+    name = f"stepped, opened again ({size / 1e6:.3g} MB, written in {written:.2g} s, read in {read:.2g} s)"
+    return [name, *(describe(times.tolist()) for times in (first, second, second / first))]
 
 
 def time_first(generator: Generator, prompt: tuple[int, ...]) -> float:

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +71,13 @@ def follow_links(path: Path) -> Path:
     return resolved if resolved.exists() and resolved.samefile(path) else path.absolute()
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file as a whole: under a temporary name in the same folder first, then renamed."""
+def replace_file(path: Path, content: bytes | Iterable[bytes | memoryview]) -> None:
+    """Write a file as a whole: under a temporary name in the same folder first, then renamed. content: its bytes, or
+    parts of them in turn."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        temporary.write_bytes(content)
+        with temporary.open("wb") as file:
+            file.writelines([content] if isinstance(content, bytes) else content)
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)

@@ -12,6 +12,8 @@ import torch
 from chat_models import ANSWERS, CONTEXT, COUNT, make_tokenizer, open_chat_model, render
 from language_models import WINDOW, mark_swept, open_decoder
 from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.numpy import save_file
 from test_generator import draw_prompts, finish
 from transformers import AutoModelForCausalLM
 
@@ -132,6 +134,42 @@ def test_a_beginning_that_was_read_is_not_computed_again(
 def chat(shared: Path) -> tuple[Any, Path]:
     model, artifact = open_chat_model(shared)
     return model, artifact
+
+
+def test_the_prefix_cache_outlives_the_engine_of_one_model_alone(
+    chat: tuple[Any, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (prompt,), kept = draw_prompts(261, (100,)), tmp_path / "prefixes" / "kept.safetensors"
+
+    def write_once(file: Path, model: str = "digest", cache_bytes: int = 8 << 20) -> tuple[list[int], int | None]:
+        with OpenVinoDecoder(chat[1] / "model.onnx", context=CONTEXT, cache_bytes=cache_bytes) as generator:
+            generator.load_prefixes(file, model)
+            generator.add(GenerationRequest(1, prompt, Sampling(12)))
+            (event,) = generator.step()
+            text, _ = finish(generator)
+            generator.save_prefixes()
+        return [*event.token_ids, *text[1, 0]], event.cached_tokens
+
+    expected, cached = write_once(kept)
+    assert cached == 0
+    assert kept.parent.stat().st_mode & 0o777 == 0o700
+    damages = {name: tmp_path / name for name in ("whole", "cut", "renamed", "broken", "empty", "short")}
+    for path in damages.values():
+        path.write_bytes(kept.read_bytes())
+    damages["cut"].write_bytes(kept.read_bytes()[:-1])
+    damages["empty"].write_bytes(b"")
+    with safe_open(kept, "numpy") as file:
+        metadata, names = file.metadata(), file.keys()
+        arrays = {name: file.get_tensor(name) for name in names}
+    save_file(arrays | {"past.1": arrays["past.1"] * np.float32(np.nan)}, damages["broken"], metadata)
+    save_file(arrays | {"past.1": arrays["past.1"][:, :1]}, damages["short"], metadata)
+    assert {name: write_once(path, "digest" if name != "renamed" else "other") for name, path in damages.items()} == {
+        name: (expected, 96 if name == "whole" else 0) for name in damages
+    }
+    assert sum("is of no use, so that no prefix is cached yet" in each.message for each in caplog.records) == 5
+    assert write_once(damages["cut"]) == (expected, 96), "a file that is of no use is replaced"
+    assert len(arrays["names"]) == 3
+    assert write_once(kept, cache_bytes=1 << 19)[0] == expected
 
 
 @pytest.fixture

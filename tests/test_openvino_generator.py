@@ -203,16 +203,20 @@ def test_a_model_with_a_window_and_caps_is_served(shared: Path, tmp_path: Path) 
     model = AutoModelForCausalLM.from_pretrained(source).eval()
     with torch.inference_mode():
         written = model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, pad_token_id=0)
-    with running(path, threads=1, kv_cache=1 << 20) as server, server.client() as client:
+    options: dict[str, Any] = {"threads": 1, "kv_cache": 1 << 20, "prefix_cache": tmp_path / "prefixes"}
+    with running(path, **options) as server, server.client() as client:
         request = {"model": "windows", "prompt": prompt, "max_tokens": 12, "temperature": 0}
         answer, again = (client.post("/v1/completions", json=request, timeout=60).json() for _ in range(2))
         metrics = client.get("/metrics").text
         task: Any = server.app.repository.get("windows").artifact.task()
+    assert [each.suffix for each in (tmp_path / "prefixes").iterdir()] == [".safetensors"]
+    with running(path, **options) as server, server.client() as client:
+        restarted = client.post("/v1/completions", json=request, timeout=60).json()
     tokens = [token for token in written[0, len(prompt) :].tolist() if token != 3]
     assert answer["usage"]["completion_tokens"] == len(written[0]) - len(prompt)
-    assert again["choices"] == answer["choices"]
-    cached = [each["usage"]["prompt_tokens_details"]["cached_tokens"] for each in (answer, again)]
-    assert cached == [0, 32], "whole blocks of a prompt of 40 tokens"
+    assert again["choices"] == restarted["choices"] == answer["choices"]
+    cached = [each["usage"]["prompt_tokens_details"]["cached_tokens"] for each in (answer, again, restarted)]
+    assert cached == [0, 32, 32], "whole blocks of a prompt of 40 tokens"
     assert 'laconic_generation_cached_tokens_total{model="windows",version="1"} 32' in metrics
     drafts = re.findall(
         r'laconic_generation_draft_tokens_total\{model="windows",version="1",kind="(\w+)"\} (\d+)', metrics

@@ -18,6 +18,7 @@ from laconic.runtimes.encoder_decoder_graph import SHIFT, read_encoder_decoder
 from laconic.runtimes.low_bit_cache import name_present
 from laconic.runtimes.low_rank_adapter import AdapterStack, LowRankAdapter
 from laconic.runtimes.openvino import OpenVino, core, find_compute, make_properties, ov
+from laconic.runtimes.prefix_file import BlockPart
 from laconic.runtimes.runtime import Compute
 from laconic.runtimes.source_encoder import SourceEncoder
 from laconic.runtimes.stateful_graph import FEATURES, IDS, POSITIONS, read_cache_shape, read_vocabulary
@@ -149,19 +150,24 @@ def make_array(numbers: int, kind: np.dtype[np.generic]) -> Array:
 class OpenDecoder:
     """A decoder that is ready. prompts, rows: what prompts are read with, one at a time, and what the batch is.
     encoder: of an encoder-decoder, or the tower of a vision-language model. products: those that adapters are computed
-    beside."""
+    beside. compute: the arithmetic that it runs in."""
 
     prompts: DecoderRequests
     rows: DecoderRequests
     vocabulary: int
     encoder: SourceEncoder | None = None
     products: Sequence[LinearProduct] = ()
+    compute: Compute = "float32"
 
     @property
     def token_bytes(self) -> int:
         """The bytes that a token takes in the cache, or one of a source, in FP32, where that takes more."""
         kept = sum(part.heads * part.size * part.type.itemsize for part in self.rows.cache)
         return max(kept, 0 if self.encoder is None else 4 * self.encoder.numbers)
+
+    def describe_blocks(self, tokens: int) -> list[BlockPart]:
+        """Describe blocks of so many tokens of its cache, for the file of a prefix cache."""
+        return [BlockPart(part.name, (part.heads, tokens, part.size), str(part.type)) for part in self.rows.cache]
 
     def compute_logits(self, ids: Array, adapter: LowRankAdapter | None) -> Array:
         """Compute the logits behind every token of texts, [rows, tokens, vocabulary]. ids: [rows, tokens]."""
@@ -242,7 +248,7 @@ def compile_decoder(
         raise RuntimeFailure(f"OpenVINO refuses {model.name}") from error
     if not shift <= AGREEMENT:
         raise RuntimeFailure(f"{model.name} cannot be batched: padding in front of a text changes what follows it")
-    return OpenDecoder(prompts, rows, vocabulary, encoder, products)
+    return OpenDecoder(prompts, rows, vocabulary, encoder, products, find_compute(compute))
 
 
 def measure_shift(

@@ -28,6 +28,11 @@ class DecoderRow:
     is_cancelled: bool = False
     is_done: bool = False
 
+    @property
+    def adapter_digest(self) -> bytes:
+        """The digest of its adapter; empty for the base alone."""
+        return b"" if self.adapter is None else self.adapter.digest
+
     def draft(self) -> list[int]:
         """Draft the next tokens, from the text itself."""
         self.lookup = self.lookup or PromptLookup(self.chooser.tokens)

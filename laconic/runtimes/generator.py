@@ -245,6 +245,13 @@ class Generator(ABC):
         adapter do; the next call overwrites them. ids: [rows, tokens]. Raises InputError as `load_adapter` does."""
         raise InputError("the engine was not opened for adapters")
 
+    def load_prefixes(self, path: Path, model: str) -> None:  # noqa: B027 - not every engine's cache can be read
+        """Go on with the prefix cache that `save_prefixes` of an engine of the same model wrote to a file, if there is
+        one. model: its digest."""
+
+    def save_prefixes(self) -> None:  # noqa: B027 - as above
+        """Write the prefix cache to the file of `load_prefixes`."""
+
     @property
     @abstractmethod
     def is_idle(self) -> bool:

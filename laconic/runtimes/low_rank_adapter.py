@@ -10,6 +10,7 @@ from safetensors import SafetensorError, deserialize
 
 from laconic.arrays import Array
 from laconic.errors import SourceError
+from laconic.hashing import digest_arrays
 from laconic.runtimes.adapter_config import PREFIX, WEIGHTS, A, B, find_scale, read_adapter_config
 from laconic.runtimes.adapter_graph import LinearProduct
 
@@ -23,10 +24,11 @@ DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 @dataclass(frozen=True)
 class LowRankAdapter:
     """An adapter. rank: the largest of its layers. factors: by module, A [inputs, rank] and B [rank, outputs] in FP32;
-    B has the scale in it."""
+    B has the scale in it. digest: of all of this."""
 
     rank: int
     factors: Mapping[str, tuple[Array, Array]]
+    digest: bytes
 
 
 def read_low_rank_adapter(folder: Path, products: Sequence[LinearProduct]) -> LowRankAdapter:
@@ -56,7 +58,8 @@ def read_low_rank_adapter(folder: Path, products: Sequence[LinearProduct]) -> Lo
     if not factors:
         raise SourceError(f"{folder / WEIGHTS} holds no tensors. Copy the folder again")
     rank = max(len(up) for _, up in factors.values())
-    return LowRankAdapter(rank, factors)
+    arrays = {f"{module}.{index}": pair[index] for module, pair in factors.items() for index in (0, 1)}
+    return LowRankAdapter(rank, factors, digest_arrays(arrays).encode())
 
 
 def read_factors(

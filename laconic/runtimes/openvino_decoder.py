@@ -20,15 +20,15 @@ from laconic.runtimes.generator import (
     GenerationRequest,
     Generator,
     TokenEvent,
-    check_prompt,
     order_prompts,
 )
 from laconic.runtimes.grammar import GrammarTokens, begin_match
 from laconic.runtimes.low_rank_adapter import LowRankAdapter, read_low_rank_adapter
 from laconic.runtimes.openvino_genai import OpenVinoGenAi
 from laconic.runtimes.prefix_cache import PrefixCache
+from laconic.runtimes.prefix_file import PrefixFile
 from laconic.runtimes.runtime import Compute
-from laconic.runtimes.source_encoder import SourceEncoder
+from laconic.runtimes.source_encoder import SourceEncoder, check_source
 from laconic.runtimes.token_chooser import TokenChooser, check_sampling
 from laconic.tasks.generation_settings import GenerationSettings
 from laconic.tasks.timed_settings import TimedSettings
@@ -92,6 +92,7 @@ class OpenVinoDecoder(Generator):
         self._capacity = BlockLedger(blocks, BLOCK_TOKENS)
         self.ledger = self._capacity if beside is None else beside.ledger
         self._prefixes = PrefixCache(BLOCK_TOKENS)
+        self._file: PrefixFile | None = None
         self._grammars = None if tokenizer is None else GrammarTokens(tokenizer, self.vocabulary)
         self._prompts: list[PromptReading] = []
         self._steps = 0
@@ -101,7 +102,7 @@ class OpenVinoDecoder(Generator):
         self._joining: list[JoiningRow] = []
 
     def add(self, request: GenerationRequest) -> None:
-        self._check_source(request)
+        check_source(request, self._encoder, self.vocabulary, is_required=self._generation is not None)
         sampling = request.sampling
         check_sampling(sampling, self.vocabulary)
         if len(request.prompt) + sampling.max_new_tokens > self.context:
@@ -124,19 +125,6 @@ class OpenVinoDecoder(Generator):
         self._prompts.append(PromptReading(request, tokens, rows))
         self._opening = self._opening or self._begin_opening()
 
-    def _check_source(self, request: GenerationRequest) -> None:
-        """Raise InputError for a prompt, or a source or images with it, that the model does not take."""
-        encoder, source = self._encoder, request.source
-        if source is not None and encoder is None:
-            raise InputError("the model takes no source and no images")
-        if source is None and self._generation is not None:
-            raise InputError("an encoder-decoder needs a source")
-        patches = 0
-        if encoder is not None and source is not None:
-            encoder.check(source.arrays)
-            patches = encoder.count_patches(source.arrays)
-        check_prompt(request, self.vocabulary, patches)
-
     def step(self) -> Sequence[TokenEvent]:
         try:
             events = self._end_cancelled()
@@ -145,6 +133,7 @@ class OpenVinoDecoder(Generator):
             if (error := self._opening.exception()) is not None:
                 return [*events, *self._fail(error)]
             decoder = self._opening.result()
+            self._restore_prefixes(decoder)
             return [*events, *self._write(decoder), *self._read(decoder)]
         except RuntimeFailure:
             raise
@@ -171,6 +160,21 @@ class OpenVinoDecoder(Generator):
 
     def unload_adapter(self, number: int) -> None:
         self._adapters.pop(number, None)
+
+    def load_prefixes(self, path: Path, model: str) -> None:
+        self._file = PrefixFile(path, model)
+        if self._opening is not None:
+            self._restore_prefixes(self._opening.result())
+
+    def save_prefixes(self) -> None:
+        if self._file is not None:
+            self._file.write(self._prefixes.blocks)
+
+    def _restore_prefixes(self, decoder: OpenDecoder) -> None:
+        """Go on with the prefix cache of an earlier engine, if that has not been done."""
+        if self._file is not None and not self._file.is_read:
+            parts = decoder.describe_blocks(BLOCK_TOKENS)
+            self._prefixes.restore(self._file.read(parts, decoder.compute, self._count_spare()))
 
     @property
     def is_idle(self) -> bool:
@@ -234,9 +238,7 @@ class OpenVinoDecoder(Generator):
 
     def _draft(self) -> list[int]:
         """Draft the next tokens of a row that is alone: several rows read the weights together anyway."""
-        if len(self._rows) > 1 or self._encoder is not None:
-            return []
-        return self._rows[0].draft()
+        return self._rows[0].draft() if len(self._rows) == 1 and self._encoder is None else []
 
     def _choose(self, row: DecoderRow, logits: Array, draft: Sequence[int] = ()) -> TokenEvent:
         """Choose the next tokens of a row, which may end with them. logits: [1 + draft, vocabulary]."""
@@ -251,7 +253,8 @@ class OpenVinoDecoder(Generator):
         rest = self.piece if self._rows else PIECE
         self._steps += 1
         for prompt in order_prompts(self._prompts, self._steps):
-            if rest <= 0 or not (prompt.read or self._has_room(prompt)):
+            has_room = prompt.read or self._measure_batch(prompt) <= self._capacity.total * BLOCK_TOKENS
+            if rest <= 0 or not has_room:
                 break
             if not prompt.read:
                 rest -= self._begin_reading(prompt)
@@ -278,7 +281,7 @@ class OpenVinoDecoder(Generator):
             prompt.source = self._encoder.probes[0] if source is None else self._encoder.encode(source.arrays)
             return 0 if source is None else source.tokens
         if not prompt.request.sampling.prompt_logprobs:
-            cached, prompt.past = self._prefixes.find(prompt.tokens, prompt.request.adapter)
+            cached, prompt.past = self._prefixes.find(prompt.tokens, prompt.rows[0].adapter_digest)
         prompt.read = prompt.cached = cached
         self._prefixes.trim(self._count_spare(prompt))
         return 0
@@ -288,7 +291,7 @@ class OpenVinoDecoder(Generator):
         prompt, [vocabulary]."""
         events = [self._choose(row, logits[None]) for row in prompt.rows]
         if not prompt.source:
-            self._prefixes.keep(prompt.tokens, prompt.past, 0, self._count_spare(prompt), prompt.request.adapter)
+            self._prefixes.keep(prompt.tokens, prompt.past, 0, self._count_spare(prompt), prompt.rows[0].adapter_digest)
             events[0] = replace(events[0], cached_tokens=prompt.cached)
         past = [array.copy() for array in prompt.past]
         for row in prompt.rows:
@@ -296,10 +299,6 @@ class OpenVinoDecoder(Generator):
             if not row.is_done:
                 self._joining.append(JoiningRow(row, past, 0))
         return [replace(event, prompt_scores=tuple(prompt.scores)) for event in events]
-
-    def _has_room(self, prompt: PromptReading) -> bool:
-        """Return whether the rows of a prompt fit beside the others."""
-        return self._measure_batch(prompt) <= self._capacity.total * BLOCK_TOKENS
 
     def _count_spare(self, prompt: PromptReading | None = None) -> int:
         """Count the blocks that prefixes may have: the memory that the rows, and those of a prompt, leave free."""
@@ -321,7 +320,7 @@ class OpenVinoDecoder(Generator):
         for each in staying:
             if each.row.is_done and not each.row.source:
                 text = each.row.chooser.tokens[: each.row.length]
-                self._prefixes.keep(text, each.past, each.place, self._count_spare(), each.row.request.adapter)
+                self._prefixes.keep(text, each.past, each.place, self._count_spare(), each.row.adapter_digest)
         batch = [each for each in (*staying, *self._joining) if not each.row.is_done]
         self._past = decoder.rows.arrange([(each.past, each.place, each.row.length) for each in batch])
         self._rows, self._joining = [each.row for each in batch], []

@@ -92,6 +92,12 @@ class OpenVinoGenerator(Generator):
     def compute_logits(self, ids: Array, adapter: int = 0) -> Array:
         return self._decoder.compute_logits(ids, adapter)
 
+    def load_prefixes(self, path: Path, model: str) -> None:
+        self._decoder.load_prefixes(path, model)
+
+    def save_prefixes(self) -> None:
+        self._decoder.save_prefixes()
+
     def step(self) -> Sequence[TokenEvent]:
         return [event for engine in self._engines if not engine.is_idle for event in engine.step()]
 

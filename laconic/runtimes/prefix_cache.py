@@ -1,7 +1,7 @@
 """A cache of prefixes: keys and values of texts that were read, in blocks of tokens."""
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 
 import numpy as np
@@ -19,15 +19,15 @@ class PrefixCache:
 
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
-        self._blocks: OrderedDict[bytes, list[Array]] = OrderedDict()  # least recently used first
+        self._blocks: OrderedDict[bytes, Sequence[Array]] = OrderedDict()  # least recently used first
 
     def __len__(self) -> int:
         """Return the number of blocks."""
         return len(self._blocks)
 
-    def find(self, tokens: Sequence[int], adapter: int = 0) -> tuple[int, list[Array]]:
+    def find(self, tokens: Sequence[int], adapter: bytes = b"") -> tuple[int, list[Array]]:
         """Find the longest beginning of a text that is in the cache, the last token left out, as its logits must be
-        computed. adapter: the number of what read it; 0 is the base. Return its tokens, and its keys and values,
+        computed. adapter: digest of what read it; empty for the base. Return its tokens, and its keys and values,
         [1, heads, tokens, width] each."""
         keys: list[bytes] = []
         for key in self._name_blocks(tokens[:-1], adapter):
@@ -40,7 +40,7 @@ class PrefixCache:
         parts = zip(*(self._blocks[key] for key in keys), strict=True)
         return len(keys) * self._block_tokens, [np.concatenate(blocks, axis=1)[None] for blocks in parts]
 
-    def keep(self, tokens: Sequence[int], past: Sequence[Array], place: int, most: int, adapter: int = 0) -> None:
+    def keep(self, tokens: Sequence[int], past: Sequence[Array], place: int, most: int, adapter: bytes = b"") -> None:
         """Keep a text. past: the keys and values of a batch, [rows, heads, tokens, width] each, in which those of the
         text come last; none where the engine keeps them itself. place: of its row. most: blocks that there may be, of
         all texts. adapter: as `find` takes it."""
@@ -53,6 +53,15 @@ class PrefixCache:
         self._touch(keys)
         self.trim(most)
 
+    @property
+    def blocks(self) -> Mapping[bytes, Sequence[Array]]:
+        """The blocks by their digests, least recently used first; [heads, tokens, width] each."""
+        return self._blocks
+
+    def restore(self, blocks: Mapping[bytes, Sequence[Array]]) -> None:
+        """Add the blocks of an earlier cache of the same model, as those that were used least recently."""
+        self._blocks = OrderedDict({**blocks, **self._blocks})
+
     def trim(self, most: int) -> None:
         """Forget what was used least recently, up to so many blocks."""
         while len(self._blocks) > max(0, most):
@@ -63,9 +72,9 @@ class PrefixCache:
         for key in reversed(keys):
             self._blocks.move_to_end(key)
 
-    def _name_blocks(self, tokens: Sequence[int], adapter: int) -> Iterator[bytes]:
+    def _name_blocks(self, tokens: Sequence[int], adapter: bytes) -> Iterator[bytes]:
         """Yield the digests of the whole blocks of a text that was read with an adapter."""
-        key = adapter.to_bytes(8)
+        key = adapter
         for stop in range(self._block_tokens, len(tokens) + 1, self._block_tokens):
             block = np.array(tokens[stop - self._block_tokens : stop], np.int64)
             key = blake2b(key + block.tobytes(), digest_size=16).digest()

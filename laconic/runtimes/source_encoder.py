@@ -9,6 +9,7 @@ import numpy as np
 from laconic.arrays import Array, Arrays
 from laconic.errors import InputError, RuntimeFailure
 from laconic.runtimes.decoder_file import cross_name, encoder_of, read_file_inputs
+from laconic.runtimes.generator import GenerationRequest, check_prompt
 from laconic.runtimes.runtime import Session
 from laconic.tasks.decoder_tensors import PIXELS
 
@@ -125,3 +126,19 @@ def join_arrays(arrays: Sequence[Array], axis: int | None) -> Array:
             for array in arrays
         ]
     return np.concatenate(arrays)
+
+
+def check_source(
+    request: GenerationRequest, encoder: SourceEncoder | None, vocabulary: int, *, is_required: bool
+) -> None:
+    """Raise InputError for a prompt, or a source or images with it, that a model does not take. is_required: whether it
+    writes nothing without a source."""
+    source, patches = request.source, 0
+    if source is not None and encoder is None:
+        raise InputError("the model takes no source and no images")
+    if source is None and is_required:
+        raise InputError("an encoder-decoder needs a source")
+    if encoder is not None and source is not None:
+        encoder.check(source.arrays)
+        patches = encoder.count_patches(source.arrays)
+    check_prompt(request, vocabulary, patches)

@@ -32,7 +32,8 @@ HEARTBEAT = 1.0
 
 Command = dict[str, Any]
 """`{"add": {"id": ..., "prompt": [...], "sampling": {...}, "source": ..., "adapter": ...}}`, `{"cancel": [request,
-choice or null]}`, `{"load": [number of an adapter, folder]}`, which is answered, or `{"unload": number}`."""
+choice or null]}`, `{"load": [number of an adapter, folder]}`, which is answered, `{"unload": number}`, or
+`{"end": true}`, which ends the worker once its prefix cache is written."""
 
 
 def main() -> None:
@@ -64,6 +65,8 @@ def work(control: socket.socket, lines: BufferedReader, job: GenerationJob) -> N
         return
     commands: SimpleQueue[Command] = SimpleQueue()
     threading.Thread(target=receive, args=(lines, commands), daemon=True).start()
+    if job.prefixes:
+        generator.load_prefixes(Path(job.prefixes), job.digest)
     ledger = generator.ledger
     report: dict[str, Any] = {"blocks": ledger.total, "block_tokens": ledger.block_tokens}
     report |= {"source_tokens": generator.source_tokens, "note": generator.note}
@@ -132,6 +135,9 @@ def obey(generator: Generator, commands: "SimpleQueue[Command]") -> list[Any]:
             generator.unload_adapter(command["unload"])
         elif "load" in command:
             answers.append(load_adapter(generator, *command["load"]))
+        elif "end" in command:
+            generator.save_prefixes()
+            os._exit(0)
         else:
             request = read_request(command["add"])
             try:

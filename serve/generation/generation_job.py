@@ -11,7 +11,8 @@ class GenerationJob:
     tokenizer's file, which the server has checked against their manifest; manifest: the path of that, and digest: its
     digest then. context: the most tokens of a text. cache_bytes: of the cache of all requests. generation, longest: of
     an encoder-decoder: how it writes, and the most tokens of a source. golden: tokens that the engine must write,
-    packed. has_adapters: whether LoRA adapters can be loaded beside the model."""
+    packed. has_adapters: whether LoRA adapters can be loaded beside the model. prefixes: the file that its prefix cache
+    is kept in; empty for none."""
 
     engine: str
     model: str
@@ -26,3 +27,4 @@ class GenerationJob:
     longest: int = 0
     golden: Sequence[Any] = ()
     has_adapters: bool = False
+    prefixes: str = ""

@@ -3,6 +3,7 @@
 import contextlib
 import select
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -71,6 +72,12 @@ class GenerationProcess:
             *lines, rest = (rest + (chunk or b"")).split(b"\n")
             for line in filter(None, lines):
                 deliver(orjson.loads(line))
+
+    def end(self, seconds: float) -> None:
+        """Have the process write its prefix cache and end, and wait for that for so long at most."""
+        self.send({"end": True})
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(seconds)
 
     def close(self) -> None:
         """End the process."""

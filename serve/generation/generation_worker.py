@@ -27,6 +27,8 @@ from serve.workers.worker_process import WorkerLost
 
 SILENCE = 8
 """How many times the patience of other models: a step reads up to 256 tokens of prompts, 32 of which are worth one."""
+SAVING = 30.0
+"""Seconds that a prefix cache may take to be written."""
 
 log = logging.getLogger("laconic.serve")
 
@@ -128,11 +130,13 @@ class GenerationWorker:
             raise WorkerLost(self._reason, self._restart_at - time.monotonic())
 
     def close(self) -> None:
-        """End the worker, whatever it writes."""
+        """End the worker, whatever it writes. Where nothing is written, its prefix cache is kept."""
         self._closed.set()
-        self._reason = "the model is closed"
+        is_open, self._reason = not self._reason, "the model is closed"
         process = self._process
         if process is not None:
+            if self.job.prefixes and is_open and not self._streams:
+                process.end(SAVING)
             process.close()
         if self._supervisor.ident is not None:
             self._supervisor.join()

@@ -167,6 +167,7 @@ def open_worker(
         longest=longest,
         golden=pack_golden(choose_golden_tokens(artifact.golden(placement))),
         has_adapters=has_adapters,
+        prefixes="" if settings.prefix_cache is None else str(settings.prefix_cache / f"{digest}.safetensors"),
     )
     return GenerationWorker.open(
         job, watchdog=settings.watchdog, crashes=settings.max_crashes, most_waiting=settings.max_waiting

@@ -124,6 +124,11 @@ class Settings(Strict):
         "cache of a language model, shared by the requests that it writes answers to; default: 1 GiB, or a quarter of "
         "the memory where that is less",
     )
+    prefix_cache: Path | None = setting(
+        None,
+        "Engines",
+        "folder that the prefix caches of language models are kept in when the server stops; default: they are lost",
+    )
     models: Place | None = setting(
         None, "Models", "folder of artifacts that is watched, or an address of several (s3://, gs://, hf://)"
     )
