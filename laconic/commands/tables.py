@@ -157,9 +157,9 @@ def make_search_table(trials: Sequence[TrialRecord]) -> Table:
 
 def print_verdict(title: str, verdict: Verdict) -> None:
     """Print a verdict that no artifact carries, with its comparisons."""
-    table = make_table(title, "", "")
+    table = make_table(title, "samples", "")
     for comparison in verdict.comparisons:
-        table.add_row(f"{comparison.samples}", format_comparison(comparison))
+        table.add_row(str(comparison.samples), format_comparison(comparison))
     table.add_row("verdict", format_verdict(verdict))
     OUT.print(table)
 
