@@ -32,6 +32,12 @@ CALIBRATE = 300
 FAST = Path(__file__).parents[1] / "examples" / "fast.yaml"
 LACONIC = Path(sys.executable).parent / "laconic"
 ORIGINAL = "torch eager, FP32"
+SUMMARY = (
+    ORIGINAL, "torch.compile, BF16", "torch.compile, INT8", "`compress` (", "`compress --fidelity 0.999` (",
+    "ONNX Runtime, dynamic", "NNCF, INT8 (OpenVINO",
+)  # fmt: skip
+"""The beginnings of the names of the ways in the summary."""
+SUMMARY_BATCH = 8
 WAYS = {
     "`export`": ["export"],
     "`compress`": ["compress"],
@@ -156,6 +162,16 @@ def speed_rows(timings: list[dict[str, Any]], unit: str = "x") -> tuple[list[str
         first = way == times[0].engine
         rows.append([way, *(f"1 ({format_seconds(time.seconds)})" if first else format_speedup(time) for time in own)])
     return ["", *(f"batch {size}" for size in sizes)], rows
+
+
+def summary_rows(found: list[dict[str, Any]], timings: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Size, speed at batch 8 and faithfulness of the ways that people choose between."""
+    eights = [time for time in timings if time["batch"] == SUMMARY_BATCH]
+    speeds = {row[0]: row[1] for row in speed_rows(eights)[1]}
+    sizes = {each["way"]: f"{each['MB']:.1f}" for each in found}
+    head, rows = fidelity_rows(found)
+    chosen = [row for row in rows if row[0].startswith(SUMMARY)]
+    return ["", "MB", "speed", *head[1:]], [[row[0], sizes[row[0]], speeds[row[0]], *row[1:]] for row in chosen]
 
 
 def alike(task: Task, reference: Arrays, given: Arrays, chosen: np.ndarray[Any, np.dtype[np.bool_]]) -> float:

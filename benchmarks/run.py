@@ -75,6 +75,8 @@ def show(found: dict[str, Any], results: Results) -> None:
     length = model["timings"][0]["length"]
     print(f"\n### MiniLM: speed\n\n{length} tokens, one thread, {found['rounds']} rounds, medians and quartiles.\n")
     results.table("MiniLM: speed", *minilm.speed_rows(model["timings"]))
+    print("\nWhat people choose between, at batch 8:\n")
+    results.table("MiniLM: summary", *minilm.summary_rows(model["fidelity"], model["timings"]))
     counts = " and ".join(f"{count} {kind}" for kind, count in model["unseen"].items())
     print(f"\n### MiniLM: fidelity\n\nOn {counts}, none of which `laconic` was given.\n")
     results.table("MiniLM: fidelity", *minilm.fidelity_rows(model["fidelity"]))
