@@ -4,11 +4,6 @@ import copy
 
 import torch
 from torch import nn
-from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
-from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import (
-    X86InductorQuantizer,
-    get_default_x86_inductor_quantization_config,
-)
 
 from laconic.data.batches import batches
 from laconic.data.dataset import Dataset
@@ -19,6 +14,12 @@ def quantize_for_inductor(original: Checkpoint, few: Dataset) -> nn.Module:
     """Quantize a module with the default settings for processors: activations with calibrated ranges in 8 bits,
     weights per channel. few: what it is calibrated with. Only compiled code computes in INT8.
     """
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e  # warns, and takes seconds
+    from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import (
+        X86InductorQuantizer,
+        get_default_x86_inductor_quantization_config,
+    )
+
     samples = [tuple(map(torch.from_numpy, inputs.values())) for _, inputs in batches(few, original.task, 1)]
     example = tuple(torch.cat([each, each]) for each in samples[0])
     auto = torch.export.Dim.AUTO

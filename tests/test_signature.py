@@ -25,6 +25,7 @@ from laconic.artifacts.artifact_signature import (
 from laconic.artifacts.inspection import verify
 from laconic.artifacts.manifest import MODEL
 from laconic.commands import artifacts as commands
+from laconic.commands.verification import verify as run_verify
 from laconic.errors import GoalMissed, LaconicError, UnsignedArtifact, UsageError
 from serve.http.app import create_app
 from serve.settings.server_settings import Settings
@@ -187,11 +188,11 @@ def test_the_commands_sign_and_verify(
 ) -> None:
     artifact = write_artifact(tmp_path / "twice.laconic")
     commands.sign(artifact, keys[0])
-    commands.verify(artifact, key=keys[1])
+    run_verify(artifact, key=keys[1])
     assert f"Signed: {artifact / SIGNATURE}" in capsys.readouterr().out
     change(artifact, MODEL)
     with pytest.raises(GoalMissed, match="failed verification: signature"):
-        commands.verify(artifact, key=keys[1])
+        run_verify(artifact, key=keys[1])
 
 
 def test_a_large_artifact_is_verified_in_no_time(tmp_path: Path, keys: tuple[Path, Path]) -> None:
