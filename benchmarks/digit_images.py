@@ -93,7 +93,7 @@ def prepared(folder: Path) -> Recipe:
     return Recipe.parse(
         {
             "source": str(weights),
-            "builder": "digits:build",
+            "builder": "digit_images:build",
             "task": "image-classification",
             "data": {name: str(folder / f"{name}.npz") for name in parts},
         }

@@ -51,9 +51,10 @@ def main() -> None:
         },
         "rounds": rounds,
         "minilm": minilm.measure(source, made, data, unseen, folder, rounds, sizes),
-        "digits": digit_images.measure(folder, rounds, sizes),
     }
-    show(found, results)
+    show_minilm(found, results)
+    found["digits"] = digit_images.measure(folder, rounds, sizes)
+    show_digits(found["digits"], results)
     server: list[str | Path] = [
         sys.executable,
         HERE / "server.py",
@@ -67,9 +68,9 @@ def main() -> None:
         arguments.json.write_text(json.dumps(found, indent=1, default=float) + "\n", encoding="utf-8")
 
 
-def show(found: dict[str, Any], results: Results) -> None:
-    """The tables, in Markdown."""
-    machine, model, network = found["machine"], found["minilm"], found["digits"]
+def show_minilm(found: dict[str, Any], results: Results) -> None:
+    """The tables of MiniLM, in Markdown."""
+    machine, model = found["machine"], found["minilm"]
     print(f"\n{machine['processor']}, {machine['cores']} cores ({', '.join(machine['features'])}),", end=" ")
     print(f"{machine['memory'] / 2**30:.0f} GiB; {', '.join(f'{k} {v}' for k, v in found['versions'].items())}.")
     length = model["timings"][0]["length"]
@@ -84,6 +85,10 @@ def show(found: dict[str, Any], results: Results) -> None:
     results.table("MiniLM: batches", *minilm.batch_rows(model["fidelity"]))
     print("\nBy kind of text:\n")
     results.table("MiniLM: by kind", *minilm.kind_rows(model["fidelity"]))
+
+
+def show_digits(network: dict[str, Any], results: Results) -> None:
+    """The table of the digits network, in Markdown."""
     print(f"\n### Digits\n\nAccuracy on {network['images']} images that neither training nor `laconic` used.\n")
     head, speed = minilm.speed_rows(network["timings"])
     results.table(

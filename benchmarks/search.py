@@ -33,7 +33,7 @@ def digits(folder: Path, salt: int = 0) -> dict[str, Any]:
             np.savez(folder / f"{name}.npz", image=images[part], label=labels[part])
     return {
         "source": str(weights),
-        "builder": "digits:build",
+        "builder": "digit_images:build",
         "task": "image-classification",
         "data": {name: str(folder / f"{name}.npz") for name in parts},
     }

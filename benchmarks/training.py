@@ -15,7 +15,7 @@ from train.planner.combinations import format_technique
 from train.planner.meta_model import CONFIG, MetaModel, open_meta_model
 from train.settings import Training
 
-CNN = "digits:build"
+CNN = "digit_images:build"
 ADAMW = {"adamw": {"lr": 1e-4, "weight_decay": 0.01}}
 ROUNDED = {"adamw": {"lr": 1e-4, "weight_decay": 0.01, "stochastic_rounding": True}}
 

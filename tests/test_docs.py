@@ -341,6 +341,14 @@ def test_benchmarks_print_their_tables_through_result_files():
     assert printing == {"results"}
 
 
+def test_code_that_benchmarks_name_is_there():
+    modules = {path.stem: path.read_text(encoding="utf-8") for path in (HOME / "benchmarks").glob("*.py")}
+    named = {name for text in modules.values() for name in re.findall(r'"(\w+:build\w*)"', text)}
+    assert named
+    for module, function in (name.split(":") for name in named):
+        assert f"def {function}(" in modules.get(module, ""), f"{module}:{function}"
+
+
 def test_figures_of_uncommitted_code_are_not_published(monkeypatch, import_benchmark):
     results = import_benchmark("results")
     monkeypatch.setattr(results, "list_changes", lambda: ["serve/server.py"])
