@@ -126,8 +126,8 @@ def test_what_cannot_be_judged_gets_one_sentence(artifact, folder, verify, lacon
         (verify(tmp_path / "renamed"), "a layer model.model.layers.9"),
         (verify(folder / "none"), "changes no answer"),
         (verify(folder), "adapter_config.json is missing"),
-        (verify(folder / "strong", "--runtime", "onnxruntime"), "--runtime is not for --adapter"),
-        (verify(folder / "strong", "--ledger"), "Give one of them"),
+        (verify(folder / "strong", "--runtime", "onnxruntime"), "--runtime is not for the verdict"),
+        (verify(folder / "strong", "--ledger"), "--ledger is not for the verdict"),
         (laconic("verify", artifact, "--adapter", folder / "strong"), "Give --data"),
         (laconic("verify", other, "--adapter", folder / "strong", "--data", data), "is no language model"),
     ]

@@ -201,7 +201,7 @@ def test_prompts_that_begin_as_texts_under_way_change_none_of_them(tiny: Generat
 
 
 def test_a_text_that_has_ended_is_continued_by_several_at_once(shared: Path) -> None:
-    """Paged attention had them write into its last block, which is not full: 25 of 192 texts were wrong."""
+    """OpenVINO GenAI would have them all write into its last block, which is not full."""
     model, artifact = open_chat_model(shared)
     rng = np.random.default_rng(9)
     lengths = (70, *rng.integers(1, 60, 8).tolist())

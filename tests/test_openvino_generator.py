@@ -23,13 +23,14 @@ from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.golden_tokens import choose_golden_tokens
 from laconic.artifacts.manifest import MANIFEST
 from laconic.cache import Cache
-from laconic.errors import InputError, Overloaded, RuntimeFailure
+from laconic.errors import InputError, Overloaded, RuntimeFailure, UsageError
 from laconic.hashing import digest_file
 from laconic.recipes.recipe import Recipe
 from laconic.runtimes.generator import GenerationRequest, Sampling, TokenEvent
 from serve.generation.generation_job import GenerationJob
 from serve.generation.generation_worker import GenerationWorker
 from serve.generation.token_stream import TokenEvents, read_event
+from serve.model_repository.loader import find_prefix_file
 
 pytest.importorskip("openvino_genai")
 pytest.importorskip("llguidance")
@@ -209,7 +210,10 @@ def test_a_model_with_a_window_and_caps_is_served(shared: Path, tmp_path: Path) 
         answer, again = (client.post("/v1/completions", json=request, timeout=60).json() for _ in range(2))
         metrics = client.get("/metrics").text
         task: Any = server.app.repository.get("windows").artifact.task()
-    assert [each.suffix for each in (tmp_path / "prefixes").iterdir()] == [".safetensors"]
+    (kept,) = (tmp_path / "prefixes").iterdir()
+    assert kept.parent.stat().st_mode & 0o777 == 0o700
+    with pytest.raises(UsageError, match="Give another one to --prefix-cache"):
+        find_prefix_file(kept, "digest")
     with running(path, **options) as server, server.client() as client:
         restarted = client.post("/v1/completions", json=request, timeout=60).json()
     tokens = [token for token in written[0, len(prompt) :].tolist() if token != 3]

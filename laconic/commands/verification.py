@@ -1,5 +1,6 @@
 """The command `verify`: checks of an artifact, the parity ledger, and the verdict of an adapter beside it."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -33,17 +34,17 @@ def verify(
     HTTP response instead, and name the first layer whose outputs diverge. With --adapter, make the verdict of a LoRA
     adapter beside the artifact.
     """
-    if ledger or adapter is not None:
-        if key is not None or (ledger and adapter is not None):
-            raise UsageError("--ledger, --adapter and --key are for different checks. Give one of them")
-        if adapter is None:
-            follow(artifact, original, runtime, data, builder=builder, trust=trust, as_json=as_json)
-        else:
-            judge(artifact, adapter, original, runtime, data, builder=builder, trust=trust, as_json=as_json)
+    if adapter is not None:
+        given = {"--ledger": ledger or None, "--key": key, "--runtime": runtime, "--builder": builder}
+        check_unused(given, "not for the verdict of an adapter, with which OpenVINO computes. Leave it out")
+        judge(artifact, adapter, original, data, trust=trust, as_json=as_json)
         return
-    options = {"--original": original, "--data": data, "--builder": builder, "--trust": trust or None}
-    if unused := [option for option, value in options.items() if value is not None]:
-        raise UsageError(f"{', '.join(unused)} is for --ledger and --adapter. Give one of them, too")
+    if ledger:
+        check_unused({"--key": key}, "for the checks of the artifact, and not for the ledger. Give one of the two")
+        follow(artifact, original, runtime, data, builder=builder, trust=trust, as_json=as_json)
+        return
+    given = {"--original": original, "--data": data, "--builder": builder, "--trust": trust or None}
+    check_unused(given, "for --ledger and --adapter. Give one of them, too")
     from laconic.artifacts.inspection import verify
     from laconic.commands.tables import print_checks
 
@@ -54,23 +55,17 @@ def verify(
         raise GoalMissed(f"{artifact} failed verification: {', '.join(failed)}")
 
 
-def judge(
-    path: Path,
-    adapter: Path,
-    original: Path | None,
-    runtime: str | None,
-    data: Path | None,
-    *,
-    builder: str | None,
-    trust: bool,
-    as_json: bool,
-) -> None:
+def check_unused(options: Mapping[str, object], reason: str) -> None:
+    """Raise UsageError for options that were given and are of no use here. options: by name; None where not given."""
+    if unused := [name for name, value in options.items() if value is not None]:
+        raise UsageError(f"{', '.join(unused)} is {reason}")
+
+
+def judge(path: Path, adapter: Path, original: Path | None, data: Path | None, *, trust: bool, as_json: bool) -> None:
     """Print the verdict of an adapter beside an artifact; raise GoalMissed for what the artifact's goal asks for in
     vain."""
     if data is None:
         raise UsageError("the verdict of an adapter needs samples of what it is for, and none were given. Give --data")
-    if unused := [name for name, value in (("--runtime", runtime), ("--builder", builder)) if value is not None]:
-        raise UsageError(f"{', '.join(unused)} is not for --adapter: OpenVINO writes with adapters. Leave it out")
     from export.adapter_verdict import judge_adapter
     from laconic.artifacts.artifact import Artifact
     from laconic.artifacts.inspection import summarize_verdict

@@ -1,4 +1,4 @@
-"""Open blocks: partly filled blocks of a prefix cache that the engine keeps, and who would write into them."""
+"""Partly filled blocks of the prefix cache that an engine keeps, and which requests would write into the same one."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
@@ -8,8 +8,8 @@ from laconic.arrays import Array
 
 
 class OpenBlocks:
-    """Where texts have ended within a block of the cache of OpenVINO GenAI, which lets several requests that go on
-    there write into this block at once (2026.4). One at a time is right.
+    """Which texts have ended within a block of the cache. OpenVINO GenAI lets all requests that continue such a text
+    write into this block, so that the answers of several at once are wrong (2026.4); that of one alone is right.
 
     block_tokens: tokens of a block. most: texts that are remembered; the engine has no more open blocks than blocks.
     """
@@ -20,8 +20,8 @@ class OpenBlocks:
         self._ended: OrderedDict[bytes, None] = OrderedDict()  # least recently used first
 
     def end(self, text: Array) -> None:
-        """Note that a text, [tokens], has ended. Its last token may have been computed or not, so that the block may
-        end before it."""
+        """Note that a text, [tokens], has ended. Its last token may not be in the cache, so that the text without it
+        is noted as well."""
         for name in self._name_ends(text, max(0, len(text) - 1), len(text)):
             self._touch(name)
         while len(self._ended) > self._most:
@@ -33,8 +33,8 @@ class OpenBlocks:
             self._ended.pop(name, None)
 
     def find(self, prompt: Array, start: int) -> int:
-        """Find the shortest text that ended in the block that begins at `start`, and that a prompt, [tokens], goes on
-        behind. Return its length; 0 where there is none."""
+        """Find the shortest text that ended in the block that begins at `start`, and that a prompt, [tokens],
+        continues. Return its length; 0 where there is none."""
         stop = min(len(prompt) - 1, start + self._block_tokens - 1)
         names = self._name_ends(prompt, start + 1, stop)
         return next((length for length, name in enumerate(names, start + 1) if name in self._ended), 0)

@@ -37,7 +37,8 @@ STEP_TOKENS = 256
 BLOCK_TOKENS = 32
 """Tokens of a block of the cache, on the CPU (2026.4)."""
 CLOSING = 2
-"""Tokens behind a text that let the engine write into its last block: it does not for the first, from the prompt."""
+"""Tokens that are written behind a text to close it. The first is computed with the prompt; with the second the engine
+names the last block after the longer text, so that it is not found by the text's own."""
 KEPT = {"float32": 4, "bfloat16": 2, "int8-dynamic": 4}
 """Bytes of a number in a cache in float, by the arithmetic. BF16 with a cache in FP32 is refused by the engine, and
 FP32 with one in BF16 too (2026.4)."""
@@ -207,9 +208,9 @@ class OpenVinoGenAi(Generator):
         return stop - cached
 
     def _find_shared_end(self, choice: EngineChoice, start: int) -> int:
-        """Return the length of a text that ended in the block at `start` of a prompt, and that others go on behind at
-        the same time; 0 where there is none. It is closed first: the engine is given it with two tokens more, so that
-        its last block is another text's, which nobody finds. Else each would have to wait for the end of the others."""
+        """Return the length of a text that ended in the block at `start` of a prompt, and that another waiting prompt
+        continues as well; 0 where there is none. Such a text is closed first, by `CLOSING` tokens; otherwise each of
+        these prompts would have to wait until the one before it is answered."""
         length = 0 if self._prefixes is None else self._open_blocks.find(choice.prompt, start)
         waiting = (each for each in self._choices.values() if each.handle is None and each is not choice)
         shares = (count_common(each.prompt[: length + 1], choice.prompt[:length]) == length for each in waiting)

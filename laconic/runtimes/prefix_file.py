@@ -71,11 +71,10 @@ class PrefixFile:
             return {}
 
     def write(self, blocks: Blocks) -> None:
-        """Write all blocks, in place of an earlier file; its folder is made for this user alone."""
+        """Write all blocks, in place of an earlier file."""
         if not self.is_read or not blocks:
             return
         try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             replace_file(self._path, self._pack(blocks))
         except OSError as error:
             log.warning("the prefix cache is not kept in %s: %s", self._path, describe_error(error))

@@ -10,7 +10,7 @@ from laconic.artifacts.artifact import Artifact, is_installed
 from laconic.artifacts.artifact_signature import check_signature
 from laconic.artifacts.golden_tokens import choose_golden_tokens
 from laconic.artifacts.manifest import MANIFEST, check_manifest_exists
-from laconic.errors import CorruptArtifact, MissingPackage, RuntimeFailure
+from laconic.errors import CorruptArtifact, MissingPackage, RuntimeFailure, UsageError, describe_error
 from laconic.files import follow_links
 from laconic.hashing import digest_file
 from serve.generation.generation_job import GenerationJob
@@ -167,11 +167,25 @@ def open_worker(
         longest=longest,
         golden=pack_golden(choose_golden_tokens(artifact.golden(placement))),
         has_adapters=has_adapters,
-        prefixes="" if settings.prefix_cache is None else str(settings.prefix_cache / f"{digest}.safetensors"),
+        prefixes=find_prefix_file(settings.prefix_cache, digest),
     )
     return GenerationWorker.open(
         job, watchdog=settings.watchdog, crashes=settings.max_crashes, most_waiting=settings.max_waiting
     )
+
+
+def find_prefix_file(folder: Path | None, digest: str) -> str:
+    """Return the file that the prefix cache of an artifact is kept in; empty without a folder, which is made for this
+    user alone. Raises UsageError where it cannot be made."""
+    if folder is None:
+        return ""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"the folder {folder} cannot be made: {describe_error(error)}. Give another one to --prefix-cache"
+        ) from None
+    return str(folder / f"{digest}.safetensors")
 
 
 def choose_generator(made_for: str, asked: str | None) -> str:
