@@ -3,17 +3,19 @@
     python benchmarks/kernel_profile.py ARTIFACT [--engine onnxruntime] [--batch 8] [--runs 40]
 
 One thread; of each kernel the shortest of all runs counts, so that other work on the machine weighs little, and only
-shares are told. Kernels of a kind have names that differ in numbers alone.
+shares are told. Kernels of a kind have names that differ in numbers alone. Of a language model that writes, runs are
+steps that write one token each, behind a prompt of 64.
 """
 
 import json
 import re
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import onnxruntime as ort
 import openvino as ov
 from results import Results, make_parser
@@ -21,10 +23,12 @@ from results import Results, make_parser
 from laconic.arrays import Arrays
 from laconic.artifacts.artifact import Artifact
 from laconic.runtimes.onnxruntime import DISABLED, IN_FLOAT
-from laconic.runtimes.openvino import HINTS, core
+from laconic.runtimes.openvino import core, make_properties
 from laconic.runtimes.runtime import Compute
+from laconic.runtimes.stateful_graph import make_stateful
 
 LENGTH = 128
+PROMPT = 64
 LEAST = 0.01
 """Kinds with a smaller share are told together."""
 
@@ -38,14 +42,42 @@ class Kernel(NamedTuple):
 
 def profile_openvino(model: Path, compute: Compute, inputs: Arrays, runs: int) -> dict[Kernel, float]:
     """The shortest time of each kernel in one thread, in microseconds."""
-    properties = {"INFERENCE_PRECISION_HINT": HINTS[compute], "INFERENCE_NUM_THREADS": "1", "PERF_COUNT": "YES"}
-    request: ov.InferRequest = core().compile_model(model, "CPU", properties).create_infer_request()
+    return take_shortest(open_request(model, compute), [inputs] * runs)
+
+
+def profile_steps(model: Path, compute: Compute, context: int, runs: int) -> dict[Kernel, float]:
+    """The shortest time of each kernel of a step that writes one token, in one thread, in microseconds. context: the
+    most tokens that the model takes."""
+    request = open_request(make_stateful(model, context).graph, compute)
+    tokens = np.arange(PROMPT + runs)[None]
+    cuts = [(0, PROMPT), *((start, start + 1) for start in range(PROMPT, PROMPT + runs))]
+    inputs: list[Arrays] = [
+        {
+            "input_ids": tokens[:, start:stop],
+            "position_ids": tokens[:, start:stop],
+            "attention_mask": np.ones((1, stop), np.int64),
+            "beam_idx": np.zeros(1, np.int32),
+        }
+        for start, stop in cuts
+    ]
+    request.infer(inputs[0])
+    return take_shortest(request, inputs[1:])
+
+
+def open_request(model: Path | ov.Model, compute: Compute) -> ov.InferRequest:
+    """Open a model so that it is profiled."""
+    properties = make_properties(1, compute) | {"PERF_COUNT": "YES"}
+    return core().compile_model(model, "CPU", properties).create_infer_request()
+
+
+def take_shortest(request: ov.InferRequest, inputs: Iterable[Arrays]) -> dict[Kernel, float]:
+    """Compute with inputs in turn. Return the shortest time of each kernel, in microseconds."""
     times: dict[Kernel, float] = {}
-    for _ in range(runs):
-        request.infer(inputs)
-        for each in request.profiling_info:
-            kernel = Kernel(each.node_name, f"{each.node_type}, {each.exec_type}")
-            times[kernel] = min(times.get(kernel, float("inf")), each.real_time.total_seconds() * 1e6)
+    for each in inputs:
+        request.infer(each)
+        for node in request.profiling_info:
+            kernel = Kernel(node.node_name, f"{node.node_type}, {node.exec_type}")
+            times[kernel] = min(times.get(kernel, float("inf")), node.real_time.total_seconds() * 1e6)
     return {kernel: time for kernel, time in times.items() if time}
 
 
@@ -109,8 +141,13 @@ def main() -> None:
         found = ", ".join(each.runtime for each in artifact.manifest.placements)
         parser.error(f"the artifact is placed for {found}, of which only {' and '.join(PROFILES)} are profiled")
     results = Results(publish=arguments.publish)
-    inputs = artifact.task().typical(arguments.batch, LENGTH)
-    times = PROFILES[engine](artifact.path / placement.model, placement.compute, inputs, arguments.runs)
+    task, model = artifact.task(), artifact.path / placement.model
+    if artifact.manifest.task == "text-generation":
+        if engine != "openvino":
+            parser.error("of language models that write, steps are profiled in openvino alone")
+        times = profile_steps(model, placement.compute, int(task.max_tokens), arguments.runs)  # type: ignore[attr-defined]
+    else:
+        times = PROFILES[engine](model, placement.compute, task.typical(arguments.batch, LENGTH), arguments.runs)
     results.table("kernels", ["nodes", "kernel", "number", "share of the time"], describe(times))
 
 
