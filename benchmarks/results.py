@@ -16,6 +16,7 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from looks import render_looks
@@ -57,14 +58,16 @@ class ResultFile(BaseModel):
     tables: dict[str, Table]
 
     def render(self, title: str) -> str:
-        """Return a table in Markdown, with its conditions below."""
+        """Return a table in Markdown."""
         table = self.tables[title]
-        lines = [f"| {' | '.join(cells)} |" for cells in (table.head, ["---"] * len(table.head), *table.rows)]
+        return "\n".join(f"| {' | '.join(cells)} |" for cells in (table.head, ["---"] * len(table.head), *table.rows))
+
+    def describe_run(self) -> str:
+        """Return the command and the conditions of the measurement, as a paragraph."""
         machine = f"{self.processor} ({', '.join(self.features)}), {self.cores} cores"
         load = f"load {self.load[0]:.1f} before, {self.load[1]:.1f} after"
         measured = f"Measured by `{self.command}` at commit {self.commit[:8]} on {self.day}: {machine}, {load}."
-        prose = textwrap.wrap(measured, 120, break_long_words=False, break_on_hyphens=False)
-        return "\n".join((*lines, "", *prose))
+        return textwrap.fill(measured, 120, break_long_words=False, break_on_hyphens=False)
 
 
 class Results:
@@ -148,19 +151,26 @@ def render_pages() -> Iterator[tuple[Path, str, str]]:
     """Yield each page that shows results, with its text, and the text that it should have."""
     for page in (HOME / "README.md", *sorted((HOME / "docs").glob("*.md"))):
         text = page.read_text(encoding="utf-8")
-        rendered = BLOCK.sub(render_block, text)
         if "<!-- result:" in text:
-            yield page, text, rendered
+            yield page, text, render_page(text)
 
 
-def render_block(match: re.Match[str]) -> str:
-    """Return a line that names a result, and the table behind it."""
-    line = f"<!-- result: {match['name']} {match['title']} -->"
-    if match["name"] == "looks":
+def render_page(text: str) -> str:
+    """Return a page with its results as the files have them."""
+    return BLOCK.sub(partial(render_block, shown=[]), text)
+
+
+def render_block(match: re.Match[str], shown: list[str]) -> str:
+    """Return a line that names a result, and the table behind it, whose conditions stand below the first of tables in
+    a row from one run. shown: the results above on the page."""
+    line, name = f"<!-- result: {match['name']} {match['title']} -->", match["name"]
+    if name == "looks":
         table = render_looks()
     else:
-        content = (FOLDER / f"{match['name']}.json").read_text(encoding="utf-8")
-        table = ResultFile.model_validate_json(content).render(match["title"])
+        result = ResultFile.model_validate_json((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+        conditions = "Measured in the same run." if shown[-1:] == [name] else result.describe_run()
+        table = f"{result.render(match['title'])}\n\n{conditions}"
+    shown.append(name)
     return f"{line}\n\n{table}\n\n<!-- end of result -->\n"
 
 
