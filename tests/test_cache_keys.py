@@ -43,7 +43,7 @@ def versions():
 
 def test_another_version_of_a_library_is_another_environment_and_none_is_loaded_for_it(tmp_path, monkeypatch, versions):
     before = hashing.environment_digest(), hashing.library_digest()
-    assert hashing.library_versions()["torch"] == torch.__version__
+    assert torch.__version__.startswith(hashing.library_versions()["torch"]), "without the CUDA of a wheel from PyPI"
     for name in ("tokenizers", "timm"):
         wheel = tmp_path / f"{name}-99.dist-info"
         wheel.mkdir()

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(find_spec("tensorrt") is not None, reason="Tenso
 
 SURFACE = json.loads((Path(__file__).parent / "tensorrt_surface.json").read_text())
 WEIGHT = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
-MODULES = ("tensorrt", "tensorrt_builder", "cuda_device")
+MODULES = [f"laconic.runtimes.{name}" for name in ("tensorrt", "tensorrt_builder", "cuda_device")]
 
 
 @pytest.fixture
@@ -42,13 +42,15 @@ def tensorrt(gpu, monkeypatch):
         "cuda.bindings": bindings,
         "cuda.bindings.runtime": bindings.runtime,
     }
+    for name in MODULES:  # imported beside packages that are installed
+        monkeypatch.delitem(sys.modules, name, raising=False)
     for name, module in packages.items():
         monkeypatch.setitem(sys.modules, name, module)
     import laconic.runtimes.tensorrt as imported
 
     yield imported
     for name in MODULES:
-        del sys.modules[f"laconic.runtimes.{name}"]
+        del sys.modules[name]
 
 
 @pytest.fixture
