@@ -13,7 +13,7 @@ from laconic.tasks.image_classification import ImageClassification
 from laconic.tasks.image_embedding import ImageEmbedding
 from laconic.tasks.image_frames import ImageFrames
 from laconic.tasks.image_preprocess import ImagePreprocess
-from laconic.tasks.image_text_to_text import ImageTextToText, add_pixels
+from laconic.tasks.image_text_to_text import ImageTextToText
 from laconic.tasks.multi_label_classification import MultiLabelClassification
 from laconic.tasks.null_answers import NULL
 from laconic.tasks.object_detection import ObjectDetection
@@ -199,7 +199,7 @@ ORIGINALS = {
     "image-text-to-text": [
         (
             ImageTextToText(
-                **TEXT | {"inputs": add_pixels(describe_inputs(16, (2, 1, 4)), FRAMES)},
+                **TEXT | {"inputs": (*describe_inputs(16, (2, 1, 4)), *FRAMES.describe_inputs())},
                 start_id=1,
                 generation=GenerationSettings(decoder_start_token_id=1, eos_token_id=(1,)),
                 frames=FRAMES,

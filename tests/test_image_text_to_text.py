@@ -283,12 +283,12 @@ def test_rows_that_are_no_chats_are_refused(artifact: Artifact, tmp_path: Path, 
 
 
 def test_a_model_of_another_kind_is_refused() -> None:
-    config = SimpleNamespace(model_type="qwen2_vl")
-    with pytest.raises(SourceError, match="'qwen2_vl' is not supported; expected one of llava"):
+    config = SimpleNamespace(model_type="llava_next")
+    with pytest.raises(SourceError, match="'llava_next' is not supported; expected one of llava"):
         VisionLanguageModel(SimpleNamespace(config=config))
-    described = {"architectures": ["Qwen2VLForConditionalGeneration"], "text_config": {}, "vision_config": {}}
-    with pytest.raises(SourceError, match="Qwen2VLForConditionalGeneration, which is not supported"):
-        infer_task(Path("qwen"), described)
+    described = {"architectures": ["LlavaNextForConditionalGeneration"], "text_config": {}, "vision_config": {}}
+    with pytest.raises(SourceError, match="LlavaNextForConditionalGeneration, which is not supported"):
+        infer_task(Path("llava-next"), described)
 
 
 def test_models_that_read_images_are_not_trained(artifact: Artifact) -> None:

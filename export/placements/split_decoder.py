@@ -4,8 +4,8 @@ The graph of an encoder-decoder is that of `EncoderDecoder`: source, target and 
 tokens (`past`) to the tokens that are likeliest. What depends on the source alone goes to the encoder's file, the keys
 and values of cross-attention among it; all else to the decoder's. Weights go where they are read. That of a language
 model, `LanguageModel`, becomes a decoder alone; of a `VisionLanguageModel`, the tower with its projector becomes the
-encoder. In the decoder, each layer's keys and values are an input and an output of their own, so that the cache is not
-stacked and cut at every step.
+encoder, and the places of images are read by both. In the decoder, each layer's keys and values are an input and an
+output of their own, so that the cache is not stacked and cut at every step.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -24,8 +24,10 @@ from laconic.runtimes.decoder_file import LOGITS, cross_name, encoder_of, past_n
 from laconic.tasks.decoder_tensors import (
     DECODER_INPUT_IDS,
     IMAGE_FEATURES,
+    IMAGE_INPUTS,
     PAST,
     PIXELS,
+    PLACES,
     POSITION_IDS,
     TARGET_INPUTS,
     TEXT_INPUTS,
@@ -113,7 +115,7 @@ def take_image_encoder(model: ModelProto) -> ModelProto:
     input with the features takes its place. Raises CaptureError for a graph of another form."""
     known = {value.name: value for value in (*model.graph.input, *model.graph.output)}
     for node in model.graph.node:
-        if is_first_size(node) and node.input[0] in (*TEXT_INPUTS, PIXELS):
+        if is_first_size(node) and node.input[0] in (*TEXT_INPUTS, *IMAGE_INPUTS):
             node.input[0] = IDS
     early, late = find_dependent(model.graph, [PIXELS]), find_dependent(model.graph, TEXT_INPUTS)
     alone = early - late - {PIXELS}
@@ -125,7 +127,7 @@ def take_image_encoder(model: ModelProto) -> ModelProto:
     nodes = collect_nodes(model.graph, border, lambda name: True)
     width = known[IMAGE_FEATURES].type.tensor_type.shape.dim[2].dim_value
     features = helper.make_tensor_value_info(cross_name(0), TensorProto.FLOAT, ["batch", "patches", width])
-    encoder = make_part(model, nodes, [known[PIXELS]], [features])
+    encoder = make_part(model, nodes, [known[name] for name in IMAGE_INPUTS if name in known], [features])
     for node in encoder.graph.node:
         replace_input(node, IDS, PIXELS)
     rename_value(encoder.graph, border[0], features.name)
@@ -159,7 +161,7 @@ def make_text_decoder(model: ModelProto) -> ModelProto:
         helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, ["batch", "seq", "vocabulary"]),
         *(describe_cache(present_name(index), "whole", past) for index in range(len(presents))),
     ]
-    features = [known[name] for name in (cross_name(0),) if name in known]
+    features = [known[name] for name in (cross_name(0), PLACES) if name in known]
     decoder = make_part(model, nodes, [known[IDS], known[POSITION_IDS], *features, *caches], outputs)
     for old, new in zip([logits, *presents], outputs, strict=True):
         rename_value(decoder.graph, old, new.name)

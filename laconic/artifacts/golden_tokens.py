@@ -7,7 +7,14 @@ import numpy as np
 from laconic.arrays import Array
 from laconic.artifacts.golden import GoldenPair
 from laconic.runtimes.generator import EncoderInputs, GoldenToken
-from laconic.tasks.decoder_tensors import DECODER_ATTENTION_MASK, DECODER_INPUT_IDS, PIXELS, TARGET_INPUTS, TOKENS
+from laconic.tasks.decoder_tensors import (
+    DECODER_ATTENTION_MASK,
+    DECODER_INPUT_IDS,
+    IMAGE_INPUTS,
+    PIXELS,
+    TARGET_INPUTS,
+    TOKENS,
+)
 
 MOST, LEAST = 32, 4
 """Tokens that are proven: all at most; as few as the second number where each reads long."""
@@ -40,7 +47,7 @@ def list_tokens(inputs: dict[str, Array], tokens: Array) -> Iterator[GoldenToken
             arrays = cut_padding({name: array[[row]] for name, array in inputs.items() if name not in TARGET_INPUTS})
             source = EncoderInputs(arrays, max(array.shape[-1] for array in arrays.values()))
         elif PIXELS in inputs:
-            source = EncoderInputs({PIXELS: inputs[PIXELS][[row]]}, 0)
+            source = EncoderInputs({name: inputs[name][[row]] for name in IMAGE_INPUTS if name in inputs}, 0)
         prompt = ids[row, int(is_source) : place + 1]  # the engine begins with the start token by itself
         yield GoldenToken(tuple(prompt.tolist()), int(tokens[row, place]), source)
 

@@ -227,7 +227,7 @@ def add_image(made: Preprocessing, folder: Path, module: VisionLanguageModel) ->
     """Return the same preprocessing with that of images, and the places that they take in a text."""
     config: Any = module.model.config
     frames = read_frames(folder, channels=int(getattr(config.vision_config, "num_channels", 3)))
-    side = config.vision_config.image_size
+    side = module.family.measure_side(config.vision_config)
     if frames.sides != (side, side):
         raise SourceError(
             f"the image processor of {folder} makes frames of {frames.sides} pixels, and the model reads {side} x "

@@ -63,13 +63,19 @@ PIXEL_ERROR = 1e-5
 """The largest difference of a normalized pixel. Rounding alone differs by 1e-6."""
 
 
-def check_preprocess(folder: Path, processor: Any, made: ImagePreprocess | ImageFrames) -> None:
+def check_preprocess(
+    folder: Path,
+    processor: Any,
+    made: ImagePreprocess | ImageFrames,
+    select: Callable[[Array], Array] = lambda pixels: pixels[0],
+) -> None:
     """Raise SourceError unless images are prepared as by an image processor of transformers.
 
-    Compared on probe images of several sizes; and of several modes, where the processor converts them itself.
+    Compared on probe images of several sizes; and of several modes, where the processor converts them itself. select:
+    makes of the processor's `pixel_values` what `made` makes of the image; by default the first of a batch.
     """
     difference = find_difference(
-        lambda image: np.asarray(processor(images=image, return_tensors="np")["pixel_values"][0]),
+        lambda image: select(np.asarray(processor(images=image, return_tensors="np")["pixel_values"])),
         made,
         converts=bool(getattr(processor, "do_convert_rgb", False)),
     )

@@ -4,7 +4,7 @@ The model file reads `input_ids` and `position_ids`, [batch, seq] int64, and the
 `past.0`, ..., key and value of each layer in turn, [batch, heads, past, width] float32. It returns the logits, [batch,
 seq, vocabulary], and as `present.0`, ... the keys and values with those of the new tokens. That of a vision-language
 model reads the features of images too, as `cross.0`, [batch, patches, width] float32, which ids below 0 stand for:
--1 for the first patch. The file of its tower lies beside it.
+-1 for the first patch; and where rotary positions depend on them, their places. The file of its tower lies beside it.
 """
 
 from collections.abc import Mapping
@@ -18,16 +18,17 @@ from laconic.runtimes.decoder_file import LOGITS, cross_name, find_cache, past_n
 from laconic.runtimes.runtime import Kernel, Session
 from laconic.tasks.decoder_tensors import (
     IMAGE_FEATURES,
+    IMAGE_INPUTS,
     LOG_LIKELIHOODS,
     NEW_TOKENS,
-    PIXELS,
+    PLACES,
     POSITION_IDS,
     PROBABILITIES,
     SEQUENCES,
     TOKENS,
-    find_compared_patches,
     group_probabilities,
     measure_log_likelihoods,
+    select_compared,
 )
 from laconic.tasks.generation_settings import GenerationSettings
 
@@ -64,9 +65,8 @@ class DecoderSession(Session):
                 TOKENS: logits.argmax(axis=-1),
                 LOG_LIKELIHOODS: measure_log_likelihoods(logits, ids.clip(min=0)),
             }
-            for features in source.values():
-                patches = features.shape[1] // inputs[PIXELS].shape[1]
-                outputs[IMAGE_FEATURES] = features[:, find_compared_patches(patches)]
+            if source:
+                outputs[IMAGE_FEATURES] = select_compared(source[cross_name(0)], inputs)
             return outputs
         settings = GenerationSettings.of_length(int(inputs[NEW_TOKENS])) if NEW_TOKENS in inputs else self.generation
         if settings is None:
@@ -85,8 +85,9 @@ class DecoderSession(Session):
         """Return what the decoder reads of images: nothing where it reads none."""
         if self.tower is None:
             return {}
-        (features,) = self.tower.run({PIXELS: inputs[PIXELS]}).values()
-        return {cross_name(0): features}
+        images = {name: inputs[name] for name in IMAGE_INPUTS if name in inputs}
+        (features,) = self.tower.run(images).values()
+        return {cross_name(0): features} | {name: images[name] for name in images if name == PLACES}
 
     def decode(self, ids: Array, places: Array, past: Arrays) -> Arrays:
         """Run the next tokens: the logits, and the keys and values of all tokens so far. past: of earlier ones, and the

@@ -16,6 +16,7 @@ from laconic.errors import RuntimeFailure
 from laconic.runtimes.decoder_file import LOGITS, cross_name, past_name, present_name
 from laconic.runtimes.low_bit_cache import count_rounded_bytes, skip_rounding
 from laconic.runtimes.openvino import MakeStateful, Manager, core, opset, ov
+from laconic.tasks.decoder_tensors import PLACES
 
 IDS, POSITIONS = "input_ids", "position_ids"
 FEATURES = cross_name(0)
@@ -107,7 +108,7 @@ def find_pasts(graph: "ov.Model", path: Path) -> "list[ov.op.Parameter]":
     count = sum(past_name(index) in inputs for index in range(len(inputs)))
     expected = {IDS, POSITIONS, *map(past_name, range(count))}
     has_presents = {LOGITS, *map(present_name, range(count))} <= outputs
-    if not count or count % 2 or set(inputs) - {FEATURES} != expected or not has_presents:
+    if not count or count % 2 or set(inputs) - {FEATURES, PLACES} != expected or not has_presents:
         raise RuntimeFailure(
             f"{path.name} is no decoder with a cache: expected the inputs {IDS}, {POSITIONS}, {past_name(0)}, ... and "
             f"the outputs {LOGITS}, {present_name(0)}, ..."

@@ -1,5 +1,7 @@
 """The tensors of a decoder that writes token by token, beside those of its source; and groups of tokens."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from laconic.arrays import Array, softmax
@@ -22,11 +24,17 @@ PROBABILITIES = "probabilities"
 TOKENS = "tokens"
 """The likeliest token after each of the target's, [batch, target] int64."""
 IMAGE_FEATURES = "image_features"
-"""What a tower makes of some patches of the first frame of an image, [batch, patches, width] float32."""
+"""What a tower makes of some patches of the first frame of an image, or of some frames where these have places: [batch,
+patches, width] float32."""
 PIXELS = "pixel_values"
-"""The frames of images, [batch, frames, channels, height, width] float32; and their free axis. A frame is an image, or
-a tile of one."""
+"""The frames of images, [batch, frames, channels, height, width] float32; and their free axis. A frame is an image, a
+tile of one, or a block of patches that becomes one token."""
 FRAMES = "frames"
+PLACES = "image_places"
+"""Of each frame that takes the place of one token: the token's index in the text, and its position in time, height and
+width, [batch, frames, 4] int64; -1 where a row has no frame."""
+IMAGE_INPUTS = (PIXELS, PLACES)
+"""What a tower reads; most read no places."""
 OUTPUTS = (PROBABILITIES, TOKENS)
 """What a model answers along a target."""
 LOG_LIKELIHOODS = "log_likelihoods"
@@ -78,9 +86,17 @@ def group_probabilities(logits: Array) -> Array:
 
 
 COMPARED_PATCHES = 16
-"""The most patches of a frame whose features are compared."""
+"""The most patches whose features are compared."""
 
 
 def find_compared_patches(patches: int) -> slice:
     """Find those patches of the first frame whose features are compared, spread evenly. patches: of a frame."""
     return slice(0, patches, -(-patches // COMPARED_PATCHES))
+
+
+def select_compared(features: Array, inputs: Mapping[str, Array]) -> Array:
+    """Select the features that are compared, [batch, patches, width]. inputs: what the tower has read."""
+    if PLACES not in inputs:
+        return features[:, find_compared_patches(features.shape[1] // inputs[PIXELS].shape[1])]
+    counts = (inputs[PLACES][..., :1] >= 0).sum(axis=1)
+    return np.take_along_axis(features, (np.arange(COMPARED_PATCHES) * counts // COMPARED_PATCHES)[..., None], axis=1)

@@ -1,17 +1,23 @@
 """Images as frames of one size, which a tower reads one by one, and the places of their patches in a text."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 from pydantic import BaseModel, ConfigDict
 
-from laconic.arrays import Array
+from laconic.arrays import Array, Arrays
+from laconic.tasks.decoder_tensors import FRAMES, PIXELS
 from laconic.tasks.image_preprocess import ImagePreprocess, open_image, to_eight_bits, to_rgb
+from laconic.tensor import BATCH, TensorSpec
 
 LONGEST = 4096
 """The most that the longer side of an image has before it is cut, in pixels."""
+MOST_FRAMES = 4096
+"""The most frames of a text's images. A tower with 16 heads takes 3.6 GB for so many blocks of 4 patches that all see
+each other; without a limit, a large image would take all memory."""
 Grid = tuple[int, int]
 """The rows and columns of the tiles of an image; both 0 where it is one frame."""
 ONE_FRAME: Grid = (0, 0)
@@ -51,6 +57,30 @@ class ImageFrames(BaseModel):
         frame = self.frame
         return frame.crop or (None if frame.keep_ratio else frame.resize)
 
+    def describe_inputs(self) -> tuple[TensorSpec, ...]:
+        """Return the inputs of a model that images become."""
+        return (TensorSpec(name=PIXELS, dtype="float32", shape=self.shape),)
+
+    @property
+    def shape(self) -> tuple[int | str, ...]:
+        """The shape of `pixel_values`."""
+        return (BATCH, FRAMES, self.channels, *(self.sides or (1, 1)))
+
+    def read(self, images: Sequence[bytes | Path]) -> Array:
+        """Read the frames of a text's images, [frames, channels, height, width] float32; one of zeros where it has
+        none. Raises InputError."""
+        if not images:
+            return np.zeros((1, *map(int, self.shape[2:])), np.float32)
+        return np.concatenate([self.apply(open_image(image)) for image in images])
+
+    def stack(self, rows: Sequence[Array], ids: Sequence[Array], grids: Sequence[Sequence[Grid]]) -> Arrays:
+        """Stack the frames of texts, with zeros behind them, to the model's inputs. ids, grids: the tokens of each
+        text, and the tiles of its images."""
+        pixels = np.zeros((len(rows), max(map(len, rows), default=1), *rows[0].shape[1:]), np.float32)
+        for place, row in enumerate(rows):
+            pixels[place, : len(row)] = row
+        return {PIXELS: pixels}
+
     def apply(self, image: Image.Image) -> Array:
         """Return the frames of an image, [frames, channels, height, width] float32."""
         if not (self.longest_edge or self.is_split):
@@ -71,6 +101,11 @@ class ImageFrames(BaseModel):
     def measure(self, source: bytes | Path) -> Grid:
         """Measure into how many tiles the image of a file is cut. Raises InputError."""
         return self.divide(self.round_up(self.scale(open_image(source).size))) if self.is_split else ONE_FRAME
+
+    @property
+    def smallest(self) -> Grid:
+        """The tiles of the smallest image."""
+        return ONE_FRAME
 
     def divide(self, size: tuple[int, int]) -> Grid:
         """Return the tiles of an image of this width and height, which are multiples of a frame's."""

@@ -17,11 +17,19 @@ from laconic.tasks.answer_comparison import Labels
 from laconic.tasks.assets import PREPROCESS, read_asset, to_json
 from laconic.tasks.causal_text import CHAT, MESSAGES
 from laconic.tasks.chat_template import ChatTemplate
-from laconic.tasks.decoder_tensors import FRAMES, IMAGE_FEATURES, PIXELS, TEXT_INPUTS, CacheShape
+from laconic.tasks.decoder_tensors import (
+    FRAMES,
+    IMAGE_FEATURES,
+    IMAGE_INPUTS,
+    PIXELS,
+    TEXT_INPUTS,
+    CacheShape,
+)
 from laconic.tasks.generation_settings import GenerationSettings
+from laconic.tasks.image_blocks import ImageBlocks
 from laconic.tasks.image_files import IMAGE, IMAGES, decode_image, find_image, fit_image, list_images, write_png
-from laconic.tasks.image_frames import ONE_FRAME, Grid, ImageFrames
-from laconic.tasks.image_preprocess import ImagePreprocess, open_image
+from laconic.tasks.image_frames import MOST_FRAMES, ONE_FRAME, Grid, ImageFrames
+from laconic.tasks.image_preprocess import ImagePreprocess
 from laconic.tasks.image_text import Image, ImageText, expand_images, render_image_chat
 from laconic.tasks.null_answers import NULL, shuffle_rows
 from laconic.tasks.preprocessing import Preprocessing, TextOptions
@@ -53,6 +61,8 @@ class ImageTextToText(TextGeneration):
         "LlavaForConditionalGeneration",
         "Idefics3ForConditionalGeneration",
         "SmolVLMForConditionalGeneration",
+        "Qwen2VLForConditionalGeneration",
+        "Qwen2_5_VLForConditionalGeneration",
     )
     default_recipe = "image-text-to-text"
     learns_preferences = False
@@ -81,7 +91,7 @@ class ImageTextToText(TextGeneration):
     def from_preprocessing(cls, preprocessing: Preprocessing) -> Self:
         inputs = describe_inputs(preprocessing.max_tokens, preprocessing.cache_shape)
         options = cls.select_options(preprocessing)
-        return cls(preprocessing.tokenizer, add_pixels(inputs, options["frames"]), **options)
+        return cls(preprocessing.tokenizer, (*inputs, *options["frames"].describe_inputs()), **options)
 
     @classmethod
     def select_options(cls, preprocessing: Preprocessing) -> dict[str, Any]:
@@ -91,10 +101,12 @@ class ImageTextToText(TextGeneration):
     @classmethod
     def from_assets(cls, folder: Path, inputs: tuple[TensorSpec, ...]) -> Self:
         preprocess = read_asset(folder, PREPROCESS)
-        names = tuple(spec.name for spec in inputs)
-        if names not in ((*TEXT_INPUTS, PIXELS), (*SERVED, PIXELS)) or FRAMES not in inputs[-1].shape:
+        settings = preprocess.pop("frames")
+        frames = (ImageBlocks if "side" in settings else ImageFrames).model_validate(settings)
+        names, images = ([spec.name for spec in specs] for specs in (inputs, frames.describe_inputs()))
+        has_frames = all(FRAMES in spec.shape for spec in inputs[-len(images) :])
+        if names not in ([*TEXT_INPUTS, *images], [*SERVED, *images]) or not has_frames:
             raise CorruptArtifact(f"{folder} has other inputs than a vision-language model. Compress the model again")
-        frames = ImageFrames.model_validate(preprocess.pop("frames"))
         chat = ChatTemplate(**read_asset(folder, CHAT)) if (folder / CHAT).is_file() else None
         generation = cls.read_generation(folder)
         return cls(cls.read_tokenizer(folder), inputs, **preprocess, frames=frames, generation=generation, chat=chat)
@@ -111,11 +123,11 @@ class ImageTextToText(TextGeneration):
                 "writes. Choose --target cpu, or another model"
             )
         task = super().with_cache(shape)
-        task.inputs = add_pixels(task.inputs, self.frames)
+        task.inputs = (*task.inputs, *self.frames.describe_inputs())
         return task
 
     def served_inputs(self) -> tuple[TensorSpec, ...]:
-        return tuple(spec for spec in self.inputs if spec.name in (*SERVED, PIXELS))
+        return tuple(spec for spec in self.inputs if spec.name in (*SERVED, *IMAGE_INPUTS))
 
     def read_row(self, values: Mapping[str, Any], folder: Path) -> tuple[tuple[Any, ...], Any]:
         """Read a chat with its images: the contents of files, or paths relative to `folder`."""
@@ -141,7 +153,13 @@ class ImageTextToText(TextGeneration):
                 f"the model's context is {self.max_tokens} tokens, and {len(images)} images have at least "
                 f"{self.frames.patches} each. Send fewer images"
             )
-        return [self.frames.measure(each) for each in images]
+        grids = [self.frames.measure(each) for each in images]
+        if (count := sum(map(self.frames.count, grids))) > MOST_FRAMES:
+            raise InputError(
+                f"the images of the chat have {count:,} frames, or blocks of patches, and the tower reads at most "
+                f"{MOST_FRAMES:,}. Send fewer or smaller images"
+            )
+        return grids
 
     def parse(self, value: Any) -> Any:
         """Take a chat as JSON, its images in base64; or one that was read before."""
@@ -152,7 +170,7 @@ class ImageTextToText(TextGeneration):
                 f"the chat has more than {self.max_tokens} tokens with the patches of its images, and the model takes "
                 f"no more. Send a shorter chat, or fewer or smaller images"
             )
-        self.read_pixels(sample)
+        self.frames.read(sample.images)
         return sample
 
     def encode_prompt(self, text: str, images: Sequence[bytes]) -> Arrays:
@@ -160,15 +178,7 @@ class ImageTextToText(TextGeneration):
         [1, frames, ...]; the tokens alone where they leave no room for an answer. Raises InputError."""
         sample = ImageText(text, (), images, self.measure(images))
         ids = super().encode_request(sample)["input_ids"]
-        return {"input_ids": ids} | (self.stack_pixels([sample]) if ids.shape[1] < self.max_tokens else {})
-
-    def read_pixels(self, sample: Any) -> Array:
-        """Read the frames of a sample's images, [frames, channels, height, width] float32; one of zeros where it has
-        none. Raises InputError."""
-        images = getattr(sample, IMAGES, ())
-        if not images:
-            return np.zeros((1, *(int(axis) for axis in self.inputs[-1].shape[2:])), np.float32)
-        return np.concatenate([self.frames.apply(open_image(image)) for image in images])
+        return {"input_ids": ids} | (self.stack_images([sample], ids) if ids.shape[1] < self.max_tokens else {})
 
     def encode_texts(self, samples: Sequence[Any]) -> list[Any]:
         """Return the tokens of each sample, its images' patches among them. A tokenizer's special tokens are added
@@ -191,18 +201,17 @@ class ImageTextToText(TextGeneration):
         return ids
 
     def encode(self, samples: Sequence[Any]) -> Arrays:
-        return self.order(super().encode(samples) | self.stack_pixels(samples))
+        encoded = super().encode(samples)
+        return self.order(encoded | self.stack_images(samples, encoded["input_ids"]))
 
     def encode_request(self, sample: Any) -> Arrays:
-        return super().encode_request(sample) | self.stack_pixels([sample])
+        encoded = super().encode_request(sample)
+        return encoded | self.stack_images([sample], encoded["input_ids"])
 
-    def stack_pixels(self, samples: Sequence[Any]) -> Arrays:
-        """Return the frames of samples' images, [samples, frames, channels, height, width], with zeros behind them."""
-        rows = [self.read_pixels(sample) for sample in samples]
-        pixels = np.zeros((len(rows), max(map(len, rows), default=1), *rows[0].shape[1:]), np.float32)
-        for place, row in enumerate(rows):
-            pixels[place, : len(row)] = row
-        return {PIXELS: pixels}
+    def stack_images(self, samples: Sequence[Any], ids: Array) -> Arrays:
+        """Return the images of samples as the model reads them. ids: the tokens of the samples."""
+        rows = [self.frames.read(getattr(sample, IMAGES, ())) for sample in samples]
+        return self.frames.stack(rows, list(ids), [getattr(sample, "grids", ()) for sample in samples])
 
     def order(self, arrays: Arrays) -> Arrays:
         """Return inputs in the model's order."""
@@ -266,16 +275,20 @@ class ImageTextToText(TextGeneration):
         rng = np.random.default_rng(seed)
         ids, frames = drawn["input_ids"], sizes.get(FRAMES, 1)
         ids[:, ::2] = -1 - rng.integers(0, frames * self.frames.patches, ids[:, ::2].shape)
-        return self.order(drawn | {PIXELS: self.inputs[-1].sample(rng, {BATCH: len(ids), FRAMES: frames})})
+        sizes = {BATCH: len(ids), FRAMES: frames}
+        return self.order(drawn | {spec.name: spec.sample(rng, sizes) for spec in self.frames.describe_inputs()})
 
     def timed(self, batch: int, length: int) -> Arrays:
-        """Make prompts that begin with an image of one frame."""
-        patches = self.frames.patches
+        """Make prompts that begin with the smallest image."""
+        grid = self.frames.smallest
+        frames = self.frames.count(grid)
+        patches = frames * self.frames.patches
         timed = super().timed(batch, max(length, patches + 1))
         ids, rng = np.maximum(timed["input_ids"], 0), np.random.default_rng(0)
         ids[ids == self.image_id] = (self.image_id + 1) % self.vocabulary
         ids[:, :patches] = -1 - np.arange(patches)
-        return timed | {"input_ids": ids, PIXELS: self.inputs[-1].sample(rng, {BATCH: batch})}
+        rows = rng.standard_normal((batch, frames, *map(int, self.frames.shape[2:]))).astype(np.float32)
+        return timed | {"input_ids": ids} | self.frames.stack(list(rows), list(ids), [[grid]] * batch)
 
     def check_values(self, inputs: Arrays) -> None:
         ids, pixels = inputs.get("input_ids"), inputs.get(PIXELS)
@@ -314,9 +327,3 @@ class ImageTextToText(TextGeneration):
         return [
             self.parse({MESSAGES: chat, IMAGE: write_png(noise)}) for chat, noise in zip(chats, noises, strict=True)
         ]
-
-
-def add_pixels(inputs: tuple[TensorSpec, ...], frames: ImageFrames) -> tuple[TensorSpec, ...]:
-    """Return the inputs of a language model with that of images behind them."""
-    shape = (BATCH, FRAMES, frames.channels, *(frames.sides or (1, 1)))
-    return (*inputs, TensorSpec(name=PIXELS, dtype="float32", shape=shape))
