@@ -9,8 +9,9 @@ from laconic.commands.artifacts import bench, compare, inspect, lint, package, s
 from laconic.commands.capacity import size
 from laconic.commands.compression import build, compress, export
 from laconic.commands.installation import doctor, recipes, schema
+from laconic.commands.planning import plan
 from laconic.commands.serving import serve
-from laconic.commands.training import finetune, merge, plan
+from laconic.commands.training import finetune, merge
 from laconic.commands.verification import verify
 
 COMMANDS = (

@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,14 +18,11 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from laconic.data import dataset as data
 from laconic.errors import DataError, InputError, LaconicError, UsageError
 from train.data.batch_sampler import BatchSampler
+from train.data.fork_server import START
 
 Batch = dict[str, Tensor]
 Collate = Callable[[list[Any], list[Any] | None], Batch]
 """From samples and their labels (None without) to a batch. A pure function: the same rows give the same batch."""
-
-START = "forkserver" if sys.platform == "linux" else "spawn"
-"""The start method of workers. A fork of this process would lose its threads (OpenMP's, autograd's, NCCL's) and keep
-the locks that they held. The fork server has torch loaded, and no threads."""
 
 
 @dataclass(frozen=True)

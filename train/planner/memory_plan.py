@@ -13,7 +13,7 @@ from train.planner.combinations import Combination, list_combinations
 from train.planner.device_rates import DeviceRates, measure_optimizer, measure_rates
 from train.planner.memory_prediction import HEADROOM, SAME_TIME, MemoryPrediction
 from train.planner.meta_model import MetaModel
-from train.planner.parallel_map import map_parallel, preload_workers
+from train.planner.parallel_map import map_parallel
 from train.planner.prediction import predict_per_device
 from train.settings import Training
 
@@ -137,7 +137,6 @@ def plan_memory(
     apart = device.type != "cpu" if apart is None else apart
     if model.longest is not None and length > model.longest:
         raise RecipeError(f"{model.name} takes at most {model.longest} tokens, and {length} are asked for")
-    preload_workers(__name__, workers)
     combinations = list_combinations(model, training, device, devices)
     with steps.step("measure the device's speed") as step:
         rates = rates or measure_rates(device)

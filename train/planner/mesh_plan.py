@@ -20,7 +20,7 @@ from train.planner.memory_prediction import HEADROOM, SAME_TIME, MemoryPredictio
 from train.planner.mesh_cases import Case, MeshJob, RankCase
 from train.planner.mesh_prediction import MeshPrediction, list_cases, predict_mesh
 from train.planner.meta_model import MetaModel
-from train.planner.parallel_map import map_parallel, preload_workers
+from train.planner.parallel_map import map_parallel
 from train.planner.prediction import predict_rank
 from train.planner.stage_footprint import StageCase, StageFootprint
 from train.planner.stage_simulation import make_job, simulate_stage
@@ -153,7 +153,6 @@ def plan_mesh(
     apart = device.type != "cpu" if apart is None else apart
     if model.longest is not None and length > model.longest:
         raise RecipeError(f"{model.name} takes at most {model.longest} tokens, and {length} are asked for")
-    preload_workers(__name__, workers)
     with steps.step("measure the device's speed") as step:
         rates = rates or measure_rates(device)
         measure_optimizer(training.components().optimizer, rates)
