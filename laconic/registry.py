@@ -146,7 +146,7 @@ ENGINE_FILES = {
 """Engines that read a file of their own beside the graph, and what writes it."""
 
 FORMATS = {
-    ".jsonl": "laconic.data.formats:jsonl",
+    ".jsonl": "laconic.data.json_lines:jsonl",
     ".csv": "laconic.data.formats:csv",
     ".tsv": "laconic.data.formats:csv",
     ".txt": "laconic.data.formats:txt",

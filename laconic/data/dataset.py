@@ -5,7 +5,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from laconic.errors import DataError
 from laconic.hardware import pause_garbage_collection
 from laconic.hashing import hash_of
 from laconic.tasks.row_parsing import is_file
+
+T = TypeVar("T")
 
 
 class StoredSample(ABC):
@@ -24,6 +26,14 @@ class StoredSample(ABC):
     @abstractmethod
     def read(self) -> Any:
         """Read the sample, as a task's `parse` takes it. Raises DataError where the file is another one by now."""
+
+
+class StoredSamples(Sequence[StoredSample]):
+    """Samples that stay in files, without an object for each."""
+
+    @abstractmethod
+    def pick(self, indices: Iterable[int]) -> "StoredSamples":
+        """Return the samples at these indices, in this order."""
 
 
 class Samples(Sequence[Any]):
@@ -58,6 +68,8 @@ class Samples(Sequence[Any]):
 
     def pick(self, indices: Iterable[int]) -> "Samples":
         """Return the samples at these indices, in this order."""
+        if isinstance(self._sources, StoredSamples):
+            return Samples(self._sources.pick(indices), self._parse)
         return Samples([self._sources[index] for index in indices], self._parse)
 
 
@@ -112,22 +124,21 @@ class Dataset:
     def rows(self, rows: Sequence[int], name: str) -> "Dataset":
         """Return the dataset of some rows, in the order given. Its fingerprint depends on these rows alone."""
         count = self.per_row
-        indices = [row * count + offset for row in rows for offset in range(count)]
-        labels = None if self.labels is None else [self.labels[index] for index in indices]
-        keys, groups = (tuple(names[row] for row in rows) for names in (self.keys, self.copies))
-        kinds = tuple(self.kinds[index] for index in indices) if self.kinds else ()
+        indices = rows if count == 1 else [row * count + offset for row in rows for offset in range(count)]
+        labels = None if self.labels is None else list(pick(self.labels, indices))
+        keys, kinds = pick(self.keys, rows), pick(self.kinds, indices)
         return Dataset(
             name=name,
             samples=self.samples.pick(indices),
             labels=labels,
             fingerprint=hash_of(keys, labels, *([kinds] if any(kinds) else [])),
             keys=keys,
-            lengths=tuple(self.lengths[index] for index in indices),
-            shapes=tuple(self.shapes[index] for index in indices),
+            lengths=pick(self.lengths, indices),
+            shapes=pick(self.shapes, indices),
             kinds=kinds,
-            groups=groups,
-            sketches=tuple(self.sketches[row] for row in rows) if self.sketches else (),
-            numbers=tuple(self.numbers[row] for row in rows) if self.numbers else (),
+            groups=pick(self.groups, rows),
+            sketches=pick(self.sketches, rows),
+            numbers=pick(self.numbers, rows),
         )
 
     def describe_sample(self, index: int) -> str:
@@ -167,9 +178,28 @@ class Dataset:
         return self.rows([ordered[rng.integers(a, b)] for a, b in itertools.pairwise(edges)], self.name)
 
 
+def pick(values: Sequence[T], indices: Iterable[int]) -> tuple[T, ...]:
+    """Return the values at these indices, in this order; none where there are no values."""
+    return tuple(map(values.__getitem__, indices)) if values else ()
+
+
 def shuffle_key(key: str, seed: int) -> str:
     """Return the sort key of a shuffle that depends on the content and the seed alone."""
     return hashlib.sha256(f"{seed}:{key}".encode()).hexdigest()
+
+
+def shuffle_groups(names: Sequence[str], seed: int) -> list[list[int]]:
+    """Return the places of each name, in the order of the names' shuffle keys."""
+    alike: dict[str, list[int]] = {}
+    for place, name in enumerate(names):
+        if name in alike:
+            alike[name].append(place)
+        else:
+            alike[name] = [place]
+    digests = (hashlib.sha256(f"{seed}:{name}".encode()).digest() for name in alike)
+    # Those of bytes as of their digits, of which whole numbers are compared fast.
+    order = np.lexsort(np.frombuffer(b"".join(digests), ">u8").reshape(-1, 4).T[::-1])
+    return list(map(list(alike.values()).__getitem__, order.tolist()))
 
 
 @pause_garbage_collection()
@@ -181,10 +211,7 @@ def split(dataset: Dataset, sizes: Mapping[str, float], seed: int = 0) -> dict[s
     """
     if not sizes or min(sizes.values()) <= 0 or sum(sizes.values()) > 1 + 1e-9:
         raise ValueError(f"shares must be positive and add up to at most 1, not {dict(sizes)}")
-    alike: dict[str, list[int]] = {}
-    for row, group in enumerate(dataset.copies):
-        alike.setdefault(group, []).append(row)
-    groups = [alike[key] for key in sorted(alike, key=lambda key: shuffle_key(key, seed))]
+    groups = shuffle_groups(dataset.copies, seed)
     if len(groups) < len(sizes):
         raise DataError(
             f"{dataset.name} holds {len(groups)} different samples, at least {len(sizes)} are needed: one for each of "

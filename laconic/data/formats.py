@@ -6,7 +6,6 @@ on, from 1; in formats without lines by its number.
 
 import csv as csv_module
 import itertools
-import json
 import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -48,23 +47,6 @@ def txt(path: Path, task: Task, also: Collection[str] = ()) -> Iterator[Row]:
     for number, line in lines(path):
         if line.strip():
             yield Row(number, {task.field: line.rstrip("\r\n")})
-
-
-def jsonl(path: Path, task: Task, also: Collection[str] = ()) -> Iterator[Row]:
-    """Read one JSON object per line; empty lines are left out."""
-    for number, line in lines(path):
-        if not line.strip():
-            continue
-        try:
-            values = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise DataError(f"{path.name}, row {number}: not JSON ({error}). Fix or remove the row") from None
-        if not isinstance(values, dict):
-            raise DataError(
-                f"{path.name}, row {number}: expected an object as {{{task.field!r}: ...}}, "
-                f"got {type(values).__name__}. Fix or remove the row"
-            )
-        yield Row(number, values)
 
 
 DELIMITERS = (",", ";", "\t", "|")

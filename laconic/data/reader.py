@@ -13,10 +13,10 @@ import numpy as np
 
 from laconic import registry
 from laconic.data.dataset import Dataset, Samples
-from laconic.data.row_index import index_rows
+from laconic.data.row_index import RowColumns, index_rows
 from laconic.data.rows import digest_content, parse_row
 from laconic.data.shards import list_shards
-from laconic.data.stored_rows import ParsedRow, Row, StoredRows, TaskRows, leave_in_file, rename_columns
+from laconic.data.stored_rows import ParsedRow, Row, StoredRows, TaskRows, rename_columns
 from laconic.errors import DataError, did_you_mean
 from laconic.hardware import cores, pause_garbage_collection
 from laconic.hashing import hash_of
@@ -42,20 +42,20 @@ def read(path: Path, task: Task, columns: Mapping[str, str] | None = None, *, sk
     where a format needs one.
     """
     path = Path(path)
-    entries: list[ParsedRow] = []
+    parts: list[RowColumns] = []
     shards = list_shards(path)
     with nullcontext() if task.decodes_files else pause_garbage_collection():  # what decodes files may leave cycles
         for shard in shards:
             rows = read_rows(shard, task, columns)
             parse = partial(parse_rows, rows, task, columns or {}, shard, sketched=sketched)
-            if not isinstance(rows, StoredRows):
-                entries += parse()
-            elif sketched:
-                stored = TaskRows(rows, task, columns or {})
-                entries += (leave_in_file(entry, stored) for entry in parse())
+            if isinstance(rows, StoredRows) and not sketched:
+                parts.append(index_rows(rows, task, columns or {}, parse))
             else:
-                entries += index_rows(rows, task, columns or {}, parse)
-    dataset = join_rows(entries, task, path.name, file=None if path.is_dir() or shards != [path] else path)
+                stored = TaskRows(rows, task, columns or {}) if isinstance(rows, StoredRows) else None
+                parts.append(RowColumns.collect(parse(), stored))
+    dataset = join_rows(
+        RowColumns.join(parts), task, path.name, file=None if path.is_dir() or shards != [path] else path
+    )
     has_files = path.is_dir() and shards == [path]
     return replace(dataset, left_out=describe_left_out(path, dataset)) if has_files else dataset
 
@@ -129,43 +129,44 @@ def make_dataset(samples: Iterable[Any], task: Task, *, labels: Sequence[Any] | 
         Row(number, {task.field: value} | ({} if labels is None else {LABEL: labels[number - 1]}))
         for number, value in enumerate(values, 1)
     )
-    return join_rows([parse_row(row, task, Path(name)) for row in rows], task, name)
+    return join_rows(RowColumns.collect(parse_row(row, task, Path(name)) for row in rows), task, name)
 
 
-def find_shape(label: Any) -> tuple[int, ...]:
-    """Find the shape of a label: that of a number or a name without NumPy, which takes long for many rows."""
-    return () if label is None or isinstance(label, (int, str)) else np.shape(label)
+def find_shapes(labels: Sequence[Any]) -> set[tuple[int, ...]]:
+    """Find the shapes of labels: that of numbers and names without NumPy, which takes long for many rows."""
+    if set(map(type, labels)) <= {int, str, type(None)}:
+        return {()}
+    return {() if label is None or isinstance(label, (int, str)) else np.shape(label) for label in labels}
 
 
 @pause_garbage_collection()
-def join_rows(entries: list[ParsedRow], task: Task, name: str, file: Path | None = None) -> Dataset:
+def join_rows(rows: RowColumns, task: Task, name: str, file: Path | None = None) -> Dataset:
     """Make a dataset of parsed rows. Raises DataError for rows that do not go together, as pairs with single texts."""
-    if not entries:
+    if not rows.keys:
         raise DataError(f"{name} holds no samples")
-    if len({len(one.sources) for one in entries}) > 1:
+    if len(rows.per_row) > 1:
         raise DataError(f"{name} holds both pairs of texts and single texts. Put them into two files")
-    labelled = [one.label is not None for one in entries]
+    labelled = [label is not None for label in rows.labels]
     if any(labelled) and not all(labelled):
         raise DataError(
-            f"{name}: {labelled.count(False)} of {len(entries)} samples have no label, the first of them is sample "
+            f"{name}: {labelled.count(False)} of {len(labelled)} samples have no label, the first of them is sample "
             f"{labelled.index(False) + 1}. Label all of them, or none"
         )
-    shapes = {find_shape(one.label) for one in entries} if task.labels_alike else set()
+    shapes = find_shapes(rows.labels) if task.labels_alike else set()
     if len(shapes) > 1:
         raise DataError(f"{name}: labels must be of one shape, not {sorted(shapes)}")
-    keys = tuple(one.key for one in entries)
-    labels = [one.label for one in entries for _ in one.sources] if all(labelled) else None
-    kinds = tuple(one.kind for one in entries for _ in one.sources)
+    (count,) = rows.per_row
+    labels = [label for label in rows.labels for _ in range(count)] if all(labelled) else None
     whole = digest_content(file).hex() if file else ""
     return Dataset(
         name=name,
-        samples=Samples([source for one in entries for source in one.sources], task.parse),
+        samples=Samples(rows.sources, task.parse),
         labels=labels,
-        fingerprint=hash_of(whole, keys, labels),
-        keys=keys,
-        sketches=tuple(one.sketch for one in entries if one.sketch),
-        numbers=tuple(one.number for one in entries),
-        lengths=tuple(length for one in entries for length in one.lengths),
-        shapes=tuple(each for one in entries for each in one.shapes),
-        kinds=kinds if any(kinds) else (),
+        fingerprint=hash_of(whole, rows.keys, labels),
+        keys=tuple(rows.keys),
+        sketches=tuple(rows.sketches),
+        numbers=tuple(rows.numbers),
+        lengths=tuple(rows.lengths),
+        shapes=tuple(rows.shapes),
+        kinds=tuple(kind for kind in rows.kinds for _ in range(count)) if any(rows.kinds) else (),
     )

@@ -1,12 +1,15 @@
 """Rows of files; and files whose rows stay there, and are read at each access: memory does not grow with contents."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
-from laconic.data.dataset import RowSketch, StoredSample
+import numpy as np
+
+from laconic.arrays import Array
+from laconic.data.dataset import RowSketch, StoredSample, StoredSamples
 from laconic.errors import DataError, InputError
 from laconic.tasks.row_parsing import RowParsing
 
@@ -130,11 +133,43 @@ class RowSample(StoredSample):
         return self.rows.read_samples(self.number)[self.place]
 
 
-def leave_in_file(entry: ParsedRow, rows: TaskRows) -> ParsedRow:
-    """Return a parsed row without its samples, which are read from the file again at each access."""
-    return entry._replace(sources=make_sources(rows, entry.number, len(entry.sources)))
+class RowSamples(StoredSamples):
+    """Samples of stored rows, of several files. places: of each sample the number of its file, that of its row, from 1,
+    and its place in the row, from 0; [3, samples] int64."""
 
+    def __init__(self, files: Sequence[TaskRows], places: Array) -> None:
+        self._files, self._places = tuple(files), places
 
-def make_sources(rows: TaskRows, number: int, count: int) -> tuple[RowSample, ...]:
-    """Make the samples of a stored row, which are read at each access. count: how many it has."""
-    return (RowSample(rows, number, 0),) if count == 1 else tuple(RowSample(rows, number, i) for i in range(count))
+    def __len__(self) -> int:
+        return int(self._places.shape[1])
+
+    @overload
+    def __getitem__(self, index: int) -> RowSample: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "RowSamples": ...
+
+    def __getitem__(self, index: int | slice) -> "RowSample | RowSamples":
+        if isinstance(index, slice):
+            return RowSamples(self._files, self._places[:, index])
+        file, number, place = self._places[:, index].tolist()
+        return RowSample(self._files[file], number, place)
+
+    def pick(self, indices: Iterable[int]) -> "RowSamples":
+        return RowSamples(self._files, self._places[:, np.fromiter(indices, np.int64)])
+
+    @classmethod
+    def of(cls, file: TaskRows, numbers: Sequence[int], per_row: int) -> "RowSamples":
+        """Make the samples of the rows of a file with these numbers."""
+        rows = np.repeat(np.array(numbers, np.int64), per_row)
+        return cls([file], np.stack([np.zeros_like(rows), rows, np.arange(len(rows)) % per_row]))
+
+    @classmethod
+    def join(cls, parts: Iterable["RowSamples"]) -> "RowSamples":
+        """Join the samples of several files."""
+        files: list[TaskRows] = []
+        places: list[Array] = []
+        for part in parts:
+            places.append(part._places + np.array([[len(files)], [0], [0]]))
+            files += part._files
+        return cls(files, np.concatenate(places, axis=1))
