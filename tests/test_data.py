@@ -2,6 +2,8 @@ import contextlib
 import copy
 import csv
 import gc
+import hashlib
+import itertools
 import json
 import tracemalloc
 
@@ -15,9 +17,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from laconic.data.batches import batches
-from laconic.data.dataset import split
+from laconic.data.dataset import shuffle_groups, shuffle_key, sort_digests, split
 from laconic.data.reader import make_dataset, read
 from laconic.errors import DataError
+from laconic.hashing import MANY, hash_of
 from laconic.recipes.recipe import Recipe
 from laconic.recipes.splits import LABELLED, MOST, WHERE_ASKED, check_labels, describe_uncertainty, split_samples
 from laconic.tasks.image_classification import ImageClassification
@@ -375,6 +378,21 @@ def test_a_split_shares_nothing_loses_nothing_and_ignores_the_order(values, rand
     assert {name: part.fingerprint for name, part in parts(values).items()} == {
         name: part.fingerprint for name, part in first.items()
     }
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+def test_many_rows_are_shuffled_and_hashed_as_few_are(copies):
+    names = [f"{number // copies * 7 % 40:02}" for number in range(40)]
+    order, edges = shuffle_groups(names, 5)
+    groups = [order[start:stop].tolist() for start, stop in itertools.pairwise(edges)]
+    different = sorted(set(names), key=lambda name: shuffle_key(name, 5))
+    assert groups == [[row for row, name in enumerate(names) if name == group] for group in different]
+    digests = [bytes([1] * 16 + [last] * 16) for last in (3, 1, 2)]
+    assert sort_digests(b"".join(digests)).tolist() == [1, 2, 0]
+    for extra in ("", "é", '"', "\\", "\n", 7):
+        many = [*map(str, range(MANY)), extra]
+        text = json.dumps([many, 1], sort_keys=True, separators=(",", ":"))
+        assert hash_of(many, 1) == hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def test_a_split_keeps_its_sizes_and_its_labels_and_never_tears_a_pair(tmp_path):

@@ -16,7 +16,7 @@ import torch
 from artifacts import embedding_task
 from PIL import Image
 
-from laconic.data import parquet, row_index, webdataset
+from laconic.data import json_lines, parquet, row_index, webdataset
 from laconic.data.dataset import split
 from laconic.data.reader import read, read_few
 from laconic.data.shards import expand_braces, list_shards
@@ -125,6 +125,39 @@ def test_a_run_goes_on_with_the_rows_that_were_next_on_another_number_of_ranks(i
     ]
     for one, other in zip(whole, [*begun, *resumed], strict=True):
         assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_many_lines_stay_in_their_file_and_are_known_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("LACONIC_CACHE", str(tmp_path / "cache"))
+    path, parsed, task = tmp_path / "t.jsonl", [], copy.copy(TEXT)
+    lines = [
+        json.dumps({"text": f"é {number}", "label": f"{number % 3}", "kind": "ab"[number % 2]})
+        for number in range(ROWS)
+    ]
+    path.write_bytes(b"\xef\xbb\xbf" + "\r\n\n".join(lines).encode())
+    plain = read(path, task)
+    for module in (json_lines, row_index):
+        monkeypatch.setattr(module, "FEWEST", 1)
+        monkeypatch.setattr(module, "LEAST", 1)
+    monkeypatch.setattr(json_lines, "BLOCK", 7)
+    monkeypatch.setattr(task, "parse", lambda value: parsed.append(value) or TEXT.parse(value))
+    for expected in (ROWS, 0):
+        del parsed[:]
+        stored = read(path, task)
+        assert len(parsed) == expected
+        for name in ("keys", "labels", "numbers", "lengths", "shapes", "kinds", "fingerprint"):
+            assert getattr(stored, name) == getattr(plain, name)
+    parts = [split(dataset, {"learn": 0.7, "held": 0.3}, seed=1)["learn"] for dataset in (plain, stored)]
+    for world in (1, 4):
+        for rank in range(world):
+            rows = BatchSampler(len(parts[0]), 6, seed=3, rank=rank, world=world).batch(5)
+            assert [list(part.samples.pick(rows)) for part in parts[1:]] == [list(parts[0].samples.pick(rows))]
+    assert stored.samples[2:5][-1] == plain.samples[4]
+    path.write_text("{}\n[1]")
+    with pytest.raises(DataError, match="has changed since it was read"):
+        _ = stored.samples[1]
+    with pytest.raises(DataError, match=r"t\.jsonl, row 2: expected an object as {'text': ...}, got list"):
+        json_lines.JsonRows(path, "text").read(2)
 
 
 def test_large_row_groups_are_copied_into_the_cache_once_in_small_ones(tmp_path, monkeypatch):

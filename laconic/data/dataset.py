@@ -121,15 +121,15 @@ class Dataset:
         """Samples per row: 2 for scored pairs."""
         return len(self.samples) // len(self.keys)
 
-    def rows(self, rows: Sequence[int], name: str) -> "Dataset":
+    def rows(self, rows: Sequence[int] | Array, name: str) -> "Dataset":
         """Return the dataset of some rows, in the order given. Its fingerprint depends on these rows alone."""
-        count = self.per_row
-        indices = rows if count == 1 else [row * count + offset for row in rows for offset in range(count)]
+        rows, count = np.asarray(rows, np.int64), self.per_row
+        indices = (rows[:, None] * count + np.arange(count)).reshape(-1)
         labels = None if self.labels is None else list(pick(self.labels, indices))
         keys, kinds = pick(self.keys, rows), pick(self.kinds, indices)
         return Dataset(
             name=name,
-            samples=self.samples.pick(indices),
+            samples=self.samples.pick(indices.tolist()),
             labels=labels,
             fingerprint=hash_of(keys, labels, *([kinds] if any(kinds) else [])),
             keys=keys,
@@ -178,9 +178,16 @@ class Dataset:
         return self.rows([ordered[rng.integers(a, b)] for a, b in itertools.pairwise(edges)], self.name)
 
 
-def pick(values: Sequence[T], indices: Iterable[int]) -> tuple[T, ...]:
-    """Return the values at these indices, in this order; none where there are no values."""
-    return tuple(map(values.__getitem__, indices)) if values else ()
+def pick(values: Sequence[T], indices: Array) -> tuple[T, ...]:
+    """Return the values at these indices, [picked] int64, in this order; none where there are no values. Of many rows,
+    one value and whole numbers take less time than objects that are all over the memory."""
+    if not values or all(value is values[0] for value in values):
+        return tuple(values[:1]) * len(indices)
+    if set(map(type, values)) == {int}:
+        numbers: Any = np.array(values)
+        if numbers.dtype.kind == "i":
+            return tuple(numbers[indices].tolist())
+    return tuple(map(values.__getitem__, indices.tolist()))
 
 
 def shuffle_key(key: str, seed: int) -> str:
@@ -188,18 +195,27 @@ def shuffle_key(key: str, seed: int) -> str:
     return hashlib.sha256(f"{seed}:{key}".encode()).hexdigest()
 
 
-def shuffle_groups(names: Sequence[str], seed: int) -> list[list[int]]:
-    """Return the places of each name, in the order of the names' shuffle keys."""
-    alike: dict[str, list[int]] = {}
-    for place, name in enumerate(names):
-        if name in alike:
-            alike[name].append(place)
-        else:
-            alike[name] = [place]
-    digests = (hashlib.sha256(f"{seed}:{name}".encode()).digest() for name in alike)
-    # Those of bytes as of their digits, of which whole numbers are compared fast.
-    order = np.lexsort(np.frombuffer(b"".join(digests), ">u8").reshape(-1, 4).T[::-1])
-    return list(map(list(alike.values()).__getitem__, order.tolist()))
+def shuffle_groups(names: Sequence[str], seed: int) -> tuple[Array, Array]:
+    """Sort rows by the shuffle keys of their groups' names; returns them, [rows] int64, and where each group begins and
+    the last one ends, [groups + 1] int64."""
+    different = dict.fromkeys(names)
+    digests = b"".join(hashlib.sha256(f"{seed}:{name}".encode()).digest() for name in different)
+    order = sort_digests(digests)
+    if len(different) == len(names):
+        return order, np.arange(len(names) + 1)
+    numbers = {name: number for number, name in enumerate(different)}
+    groups = np.fromiter(map(numbers.__getitem__, names), np.int64)
+    ranks = np.argsort(order)[groups]
+    return np.argsort(ranks, kind="stable"), np.append(0, np.cumsum(np.bincount(ranks)))
+
+
+def sort_digests(digests: bytes) -> Array:
+    """Sort digests of 32 bytes each; returns their places, [digests] int64."""
+    parts = np.frombuffer(digests, ">u8").astype(np.uint64).reshape(-1, 4)
+    order = np.argsort(parts[:, 0])
+    if (np.diff(parts[order, 0]) > 0).all():
+        return order
+    return np.lexsort(parts.T[::-1])
 
 
 @pause_garbage_collection()
@@ -211,18 +227,19 @@ def split(dataset: Dataset, sizes: Mapping[str, float], seed: int = 0) -> dict[s
     """
     if not sizes or min(sizes.values()) <= 0 or sum(sizes.values()) > 1 + 1e-9:
         raise ValueError(f"shares must be positive and add up to at most 1, not {dict(sizes)}")
-    groups = shuffle_groups(dataset.copies, seed)
-    if len(groups) < len(sizes):
+    ordered, edges = shuffle_groups(dataset.copies, seed)
+    count = len(edges) - 1
+    if count < len(sizes):
         raise DataError(
-            f"{dataset.name} holds {len(groups)} different samples, at least {len(sizes)} are needed: one for each of "
+            f"{dataset.name} holds {count} different samples, at least {len(sizes)} are needed: one for each of "
             f"{', '.join(sizes)}"
         )
     parts, start, share = {}, 0, 0.0
     for number, (name, size) in enumerate(sizes.items(), 1):
         share += size
         # At least one for this part, and for each part to come.
-        stop = min(max(round(share * len(groups)), start + 1), len(groups) - (len(sizes) - number))
-        rows = [row for group in groups[start:stop] for row in group]
+        stop = min(max(round(share * count), start + 1), count - (len(sizes) - number))
+        rows = ordered[edges[start] : edges[stop]]
         parts[name] = dataset.rows(rows, f"{dataset.name} ({name})")
         start = stop
     return parts

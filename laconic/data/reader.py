@@ -139,6 +139,11 @@ def find_shapes(labels: Sequence[Any]) -> set[tuple[int, ...]]:
     return {() if label is None or isinstance(label, (int, str)) else np.shape(label) for label in labels}
 
 
+def repeat_values(values: Sequence[Any], count: int) -> list[Any]:
+    """Return each value `count` times."""
+    return list(values) if count == 1 else [value for value in values for _ in range(count)]
+
+
 @pause_garbage_collection()
 def join_rows(rows: RowColumns, task: Task, name: str, file: Path | None = None) -> Dataset:
     """Make a dataset of parsed rows. Raises DataError for rows that do not go together, as pairs with single texts."""
@@ -156,7 +161,7 @@ def join_rows(rows: RowColumns, task: Task, name: str, file: Path | None = None)
     if len(shapes) > 1:
         raise DataError(f"{name}: labels must be of one shape, not {sorted(shapes)}")
     (count,) = rows.per_row
-    labels = [label for label in rows.labels for _ in range(count)] if all(labelled) else None
+    labels = repeat_values(rows.labels, count) if all(labelled) else None
     whole = digest_content(file).hex() if file else ""
     return Dataset(
         name=name,
@@ -168,5 +173,5 @@ def join_rows(rows: RowColumns, task: Task, name: str, file: Path | None = None)
         numbers=tuple(rows.numbers),
         lengths=tuple(rows.lengths),
         shapes=tuple(rows.shapes),
-        kinds=tuple(kind for kind in rows.kinds for _ in range(count)) if any(rows.kinds) else (),
+        kinds=tuple(repeat_values(rows.kinds, count)) if any(rows.kinds) else (),
     )
