@@ -56,6 +56,7 @@ MESHES = {
         "zbv with checkpoints": {"pipeline": 2, "schedule": "zbv"},
         "replicate": {"replicate": 2},
         "replicate, sent in FP16": {"replicate": 2, "compress": "fp16"},
+        "replicate, pure BF16 sent in FP16": {"replicate": 2, "compress": "fp16"},
     },
     4: {
         "pipeline of four": {"pipeline": 4},
@@ -68,8 +69,14 @@ MESHES = {
     },
 }
 """By the number of ranks."""
-TECHNIQUES = {"zbv with checkpoints": ("gradient-checkpointing",)}
-"""Of some of the meshes."""
+CHANGES = {
+    "zbv with checkpoints": {"techniques": ["gradient-checkpointing"]},
+    "replicate, pure BF16 sent in FP16": {
+        "techniques": ["pure-bf16"],
+        "optimizer": {"adamw": {"stochastic_rounding": True}},
+    },
+}
+"""Other settings of some of the meshes."""
 SEQUENCE = {"tensor": 2, "sequence": True}
 WORLDS = [(2, "llama"), (4, "llama"), (2, "gpt2")]
 """Numbers of ranks with the model that they train. GPT-2, with other weights to divide, is swept."""
@@ -144,7 +151,7 @@ def measure_each(rank, folder):
     with open_ranks(CPU, Mesh()):
         meshes = MESHES[world] | ({"sequence": SEQUENCE} if world == 2 else {})
         for name, mesh in meshes.items():
-            training = settings(mesh, techniques=TECHNIQUES.get(name, ()))
+            training = settings(mesh, **CHANGES.get(name, {}))
             figures[name] = measure(folder, training, Ranks.of(rank, world, CPU, training.mesh), groups)
     (folder / f"{rank}.json").write_text(json.dumps(figures))
 
@@ -181,7 +188,7 @@ def sweep_gpt2(*values):
 )
 def test_the_prediction_is_what_each_rank_measures(world, kind, name, measured):
     folder, figures = measured(world, kind)
-    training = settings(MESHES[world][name], techniques=TECHNIQUES.get(name, ()))
+    training = settings(MESHES[world][name], **CHANGES.get(name, {}))
     prediction = predict(open_meta_model(folder), training, world)
     apart = world // len(prediction.ranks)
     for rank, figure in enumerate(figures):
@@ -283,6 +290,20 @@ def test_the_fastest_mesh_that_fits_is_proposed_and_drawn(planned, tmp_path, cap
     assert choose_mesh(planned.rows, round(1.1 * least)).need < 1.1 * least
     print_meshes(replace(planned, memory=1024, chosen=choose_mesh(planned.rows, 1024)))
     assert "No mesh fits into 1 KiB: the least is" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_price_of_checkpoints_in_two_parts_is_told(tmp_path, capsys):
+    model = open_meta_model(save_config(tmp_path, "llama", 4))
+    for techniques in ((), ("gradient-checkpointing",)):
+        plan = plan_mesh(
+            model, settings({}, 4, techniques=techniques), length=16, devices=2, memory=2**30, link=parse_link("2GB/s"),
+            device=CPU, rates=RATES, steps=Steps(quiet=True),
+        )  # fmt: skip
+        print_meshes(plan)
+        text = " ".join(capsys.readouterr().out.split())
+        assert ("zbv computes checkpoints again for each group of weights: 2.5 times the FLOPs" in text) == bool(
+            techniques
+        )
 
 
 def test_meshes_are_planned_from_the_command_line(laconic, tmp_path):

@@ -42,6 +42,8 @@ def print_meshes(plan: "MeshPlan", *, everything: bool = False) -> None:
     OUT.print(f"\n{LEGEND}{plan.rates.name}.", soft_wrap=True)
     if not plan.has_device_times:
         OUT.print(f"\n{UNTIMED}", soft_wrap=True)
+    if note := describe_recomputation(plan):
+        OUT.print(f"\n{note}", soft_wrap=True)
     OUT.print(f"\n{explain_mesh(plan)}", soft_wrap=True)
     if plan.chosen is not None:
         OUT.print()
@@ -114,6 +116,21 @@ def explain_mesh(plan: "MeshPlan") -> str:
     return (
         f"The fastest that fits into {budget}: {describe_mesh(plan.chosen)}, "
         f"{format_binary_bytes(plan.chosen.need)} a rank, {format_time(plan.chosen.seconds)} s a step."
+    )
+
+
+def describe_recomputation(plan: "MeshPlan") -> str:
+    """Describe in a sentence what gradient checkpointing costs with a backward pass in two parts; "" without both."""
+    if "gradient-checkpointing" not in plan.training.components().techniques:
+        return ""
+    flops = {(row.prediction.sizes, row.prediction.schedule): row.prediction.cost.flops for row in plan.rows}
+    pairs = [(amount, flops.get((sizes, "1f1b"))) for (sizes, schedule), amount in flops.items() if schedule == "zbv"]
+    times = [amount / other for amount, other in pairs if other]
+    if not times:
+        return ""
+    return (
+        f"zbv computes checkpoints again for each group of weights: {max(times):.1f} times the FLOPs of 1f1b, which "
+        f"`work` has."
     )
 
 
