@@ -115,7 +115,7 @@ def make_rows(step, rank=0, world=1):
 def begin(name, mesh, techniques, ranks, model=None):
     """A run before its first step."""
     make, objective = MODELS[name]
-    optimizer = {"adamw": {"lr": 1e-2, "implementation": "foreach"}}
+    optimizer = {"adamw": {"lr": 1e-2, "implementation": "fused" if "bert" in name else "foreach"}}
     training = Training(
         mesh=mesh, batch_size=ROWS, techniques=techniques, optimizer=optimizer, max_grad_norm=0.5, steps=STEPS
     )
