@@ -118,6 +118,10 @@ def run_each(rank, folder):
             ranks = Ranks.of(rank, 2, CPU, training.mesh)
             state = assembled(training, ranks)
             losses = learn(state, training, ranks)
+            if training.mesh.precision == "bf16":
+                moments = [value for values in state.optimizer.state.values() for value in values.values()]
+                held = [value for value in (*state.weights().values(), *moments) if isinstance(value, torch.Tensor)]
+                assert {value.dtype for value in held} == {torch.float32}, "BF16 is computed in, and not kept"
             state.keep_averages()
             found[name] = {"losses": losses, "answers": answers(state.finish()).tolist()}
     (folder / f"{rank}.json").write_text(json.dumps(found))
