@@ -52,6 +52,14 @@ def test_batches_raise_the_capacity_and_several_executors_share_a_queue() -> Non
     assert pair.capacity == pytest.approx(100)
 
 
+def test_a_batch_behind_one_of_another_size_takes_longer() -> None:
+    same, changing = (
+        ServiceTimes(1, 2, *[{1: ((0.01,),), 2: ((0.01,),)}] * 2, 0.0, change=change) for change in (0, 0.005)
+    )
+    assert fmean(simulate(changing, 1, requests=400)) == pytest.approx(fmean(simulate(same, 1, requests=400)), rel=0.02)
+    assert fmean(simulate(changing, 100, requests=4000)) > fmean(simulate(same, 100, requests=4000)) + 0.003
+
+
 def test_replicas_are_the_fewest_that_answer_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sizing, "REQUESTS", 2000)
     times = one_server([MEAN], delay=0.001)

@@ -64,12 +64,14 @@ class ServerSimulation:
         return self._environment.timeout(self._clock.finish(now, seconds) - now)
 
     def _execute(self) -> Process:
+        last = 0
         while True:
             batch = [(yield self._queue.get())]
             while self._queue.items and len(batch) < self._times.cap:
                 batch.append(self._queue.items.pop(0))
             self._busy += 1
-            seconds = self._find_work(len(batch))
+            seconds = self._find_work(len(batch)) + (self._times.change if len(batch) != last else 0.0)
+            last = len(batch)
             if self._times.inline:
                 yield from self._occupy_loop(seconds)
             else:

@@ -31,8 +31,8 @@ class ServiceTimes:
 
     executors: batches that run at a time. cap: rows of the largest batch. alone, together: the engine's times by the
     rows of a batch, while it is the only batch and while all executors run one. cpu: processor time of the server
-    itself for a request. delay: what is left of a request's time, and occupies nothing. inline: whether batches run
-    where the server reads its requests.
+    itself for a request. delay: what is left of a request's time, and occupies nothing. change: what the engine takes
+    longer for a batch behind one of another size. inline: whether batches run where the server reads its requests.
     """
 
     executors: int
@@ -41,6 +41,7 @@ class ServiceTimes:
     together: Mapping[int, Series]
     cpu: float
     delay: float = 0.0
+    change: float = 0.0
     inline: bool = False
 
     @cached_property
@@ -99,6 +100,7 @@ def pool(rounds: Sequence[ServiceTimes]) -> ServiceTimes:
         together=join([each.together for each in rounds]),
         cpu=fmean(each.cpu for each in rounds),
         delay=fmean(each.delay for each in rounds),
+        change=fmean(each.change for each in rounds),
         inline=first.inline,
     )
 
@@ -128,7 +130,7 @@ class ServerProbe:
         config = await self._ask("/config")
         inline = config["parameters"]["inline"]["string_value"] == "true"
         executors = 1 if inline else config["instance_group"][0]["count"]
-        await self._run(1, FLOOD)
+        await self._run([1], FLOOD)
         cap = max(await self._read_batches())
         return [await self._measure_round(executors, cap, inline=inline) for _ in range(rounds)]
 
@@ -146,21 +148,32 @@ class ServerProbe:
                 times, _, spent = await self._measure(rows, executors)
                 together[rows] = (times,)
             cpu = spent if rows == 1 else cpu
-        return ServiceTimes(executors, cap, alone, together, cpu, delay, inline)
+        change = await self._measure_change(sizes)
+        return ServiceTimes(executors, cap, alone, together, cpu, delay, change, inline)
+
+    async def _measure_change(self, sizes: Sequence[int]) -> float:
+        """Measure what the engine takes longer for a batch behind one of another size, in the mean: for another shape,
+        OpenVINO prepares its kernels again."""
+        times = await self._run([rows for rows in sizes for _ in range(2)], 1)
+        changed, same = ([times[2 * place + part :: 2 * len(sizes)] for place in range(len(sizes))] for part in (0, 1))
+        pairs = [pair for pair in zip(changed, same, strict=True) if all(pair)]
+        if len(sizes) < 2 or not pairs:
+            return 0.0
+        return max(0.0, fmean(median(first) - median(second) for first, second in pairs))
 
     async def _measure(self, rows: int, clients: int) -> tuple[tuple[float, ...], float, float]:
         """Load with requests of so many rows. Return the engine's times in their order; the mean of what a request
         takes besides, and the server's processor time of that."""
         before, cpu = await self._read_batches(), read_cpu_seconds(self._process)
-        times = await self._run(rows, clients)
+        times = await self._run([rows], clients)
         spent = sum_spent(cpu, read_cpu_seconds(self._process))
         # Of all sizes: while the machine is slow, a server may take the rows of a request apart.
         engine = (sum((await self._read_batches()).values()) - sum(before.values())) / len(times)
         overhead = max(0.0, fmean(times) - engine)
         return tuple(max(SHORTEST, time - overhead) for time in times), overhead, spent / len(times)
 
-    async def _run(self, rows: int, clients: int) -> list[float]:
-        load = Load(self._place, [self._make_request(rows)])
+    async def _run(self, sizes: Sequence[int], clients: int) -> list[float]:
+        load = Load(self._place, [self._make_request(rows) for rows in sizes])
         samples = await load.run_closed(clients, self._seconds)
         failures = {sample.outcome for sample in samples} - {OK}
         if failures:
