@@ -1,8 +1,6 @@
 """Images of any size in blocks: pixels, positions and answers as transformers', from the folder of a model to the
 server."""
 
-import base64
-import io
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,7 +22,7 @@ from block_chat_models import (
 )
 from PIL import Image
 from served import Running, running
-from tile_chat_models import write_noise_chats
+from tile_chat_models import ask, draw_squares, export_noise_chats, write_noise_chats
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from export.pipeline import Result, export
@@ -47,11 +45,7 @@ def family(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def result(family: str, cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> Result:
     folder = tmp_path_factory.mktemp(family)
-    source = save_block_model(folder / "source", family)
-    recipe = {"source": str(source), "data": {"calibrate": str(write_noise_chats(folder))}, "engine_only": "openvino"}
-    return export(
-        Recipe.parse(recipe | {"stages": [], "goal": {"fidelity": 0.8}}), folder / "blocks.laconic", cache=cache
-    )
+    return export_noise_chats(save_block_model(folder / "source", family), folder, cache)
 
 
 @pytest.fixture(scope="module")
@@ -105,37 +99,15 @@ def test_blocks_that_the_tower_does_not_read_are_refused(settings: Any, said: st
         load(tmp_path, task=None, trust=False)
 
 
-def draw(rng: np.random.Generator, size: tuple[int, int]) -> bytes:
-    """An image of a few large squares of noise, as PNG."""
-    file = io.BytesIO()
-    squares = Image.fromarray(rng.integers(0, 256, (3, 3, 3), np.uint8))
-    squares.resize(size, Image.Resampling.NEAREST).save(file, "PNG")
-    return file.getvalue()
-
-
-def show(*files: bytes, question: str = "abc", kind: str = "image_url") -> list[Any]:
-    """A chat with a question behind, and between, images."""
-    urls = [f"data:image/png;base64,{base64.b64encode(file).decode()}" for file in files]
-    parts: list[Any] = [{"type": kind, kind: {"url": url}} for url in urls]
-    return [{"role": "user", "content": [*parts[:1], {"type": "text", "text": question}, *parts[1:]]}]
-
-
-def ask(server: Running, messages: list[Any]) -> Any:
-    """What the server answers."""
-    with server.client() as http:
-        body = {"model": "blocks", "temperature": 0, "max_tokens": 12, "messages": messages}
-        return http.post("/v1/chat/completions", json=body)
-
-
 def test_answers_beside_each_other_are_those_of_transformers(server: Running, family: str) -> None:
     model, tokenizer, rng = make_block_model(family), make_tokenizer(), np.random.default_rng(5)
     sizes = [(8, 8), (16, 40), (61, 19), (30, 30), (9, 50)]
     asked = []
     for number in range(25):
-        files = [draw(rng, sizes[each]) for each in rng.integers(0, len(sizes), number % 4)]
+        files = [draw_squares(rng, sizes[each], 3) for each in rng.integers(0, len(sizes), number % 4)]
         asked.append(("".join(rng.choice(list("abcdef"), 1 + number)), files))
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda each: ask(server, show(*each[1], question=each[0])).json(), asked))
+        answers = list(pool.map(lambda each: ask(server, *each[1], question=each[0]).json(), asked))
     texts = set()
     for (question, files), answered in zip(asked, answers, strict=True):
         places = ["<|vision_start|><|image_pad|><|vision_end|>"] * len(files)
@@ -155,18 +127,20 @@ def test_more_blocks_than_the_tower_reads_are_refused(result: Result) -> None:
     task.frames = task.frames.model_copy(update={"most": 1 << 30})
     with pytest.raises(InputError, match="5,625 frames, or blocks of patches, and the tower reads at most 4,096"):
         task.measure([write_png(Image.new("RGB", (75 * SIDE, 75 * SIDE)))])
+    with pytest.raises(InputError, match="5,625 frames"):
+        task.check_values({"pixel_values": np.broadcast_to(np.float32(0), (1, 5625, 3, SIDE, SIDE))})
 
 
 def test_what_is_no_image_for_the_model_is_refused(server: Running) -> None:
     rng = np.random.default_rng(0)
-    image = draw(rng, (30, 30))
-    for messages, said in (
-        (show(draw(rng, (1, 201))), "too narrow"),
-        (show(image[:60]), "not an image that can be read"),
-        (show(image, question="<|image_pad|>"), "Leave that token out"),
-        (show(*[image] * 12), f"context is {CONTEXT} tokens"),
-        (show(image, kind="video_url"), "video"),
+    image = draw_squares(rng, (30, 30), 3)
+    for files, changes, said in (
+        ([draw_squares(rng, (1, 201), 3)], {}, "too narrow"),
+        ([image[:60]], {}, "not an image that can be read"),
+        ([image], {"question": "<|image_pad|>"}, "Leave that token out"),
+        ([image] * 12, {}, f"context is {CONTEXT} tokens"),
+        ([image], {"kind": "video_url"}, "video"),
     ):
-        refused = ask(server, messages)
+        refused = ask(server, *files, **changes)
         assert refused.status_code == 400
         assert said in refused.json()["error"]["message"], refused.text

@@ -1,6 +1,5 @@
 """Images in tiles: pixels, tokens and answers as transformers', from the folder of a model to the server."""
 
-import base64
 import io
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,20 +13,20 @@ from tile_chat_models import (
     CONTEXT,
     IMAGE_PROCESSORS,
     SIDE,
+    ask,
     draw_noise,
+    export_noise_chats,
     make_tile_model,
     make_tile_processor,
     save_tile_model,
-    write_noise_chats,
 )
 from transformers.models.smolvlm.image_processing_pil_smolvlm import get_resize_output_image_size
 
-from export.pipeline import Result, export
+from export.pipeline import Result
 from laconic.cache import Cache
 from laconic.errors import SourceError
 from laconic.models.frame_settings import read_frames
 from laconic.models.huggingface import load
-from laconic.recipes.recipe import Recipe
 from laconic.tasks.image_files import write_png
 from laconic.tasks.image_frames import ImageFrames
 from laconic.tasks.image_preprocess import ImagePreprocess
@@ -43,26 +42,13 @@ def family(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def result(family: str, cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> Result:
     folder = tmp_path_factory.mktemp(family)
-    source = save_tile_model(folder / "source", family)
-    recipe = {"source": str(source), "data": {"calibrate": str(write_noise_chats(folder))}, "engine_only": "openvino"}
-    return export(
-        Recipe.parse(recipe | {"stages": [], "goal": {"fidelity": 0.8}}), folder / "tiles.laconic", cache=cache
-    )
+    return export_noise_chats(save_tile_model(folder / "source", family), folder, cache)
 
 
 @pytest.fixture(scope="module")
 def server(result: Result) -> Iterator[Running]:
     with running(result.artifact.path, threads=1, kv_cache=1 << 20) as server:
         yield server
-
-
-def ask(server: Running, *files: bytes) -> Any:
-    """What the server answers to a question about images."""
-    urls = [f"data:image/png;base64,{base64.b64encode(file).decode()}" for file in files]
-    content = [{"type": "image_url", "image_url": {"url": url}} for url in urls] + [{"type": "text", "text": "abc"}]
-    chat = {"model": "tiles", "temperature": 0, "messages": [{"role": "user", "content": content}]}
-    with server.client() as http:
-        return http.post("/v1/chat/completions", json=chat)
 
 
 def test_images_in_tiles_are_answered_as_by_transformers(result: Result, server: Running, family: str) -> None:
@@ -76,7 +62,8 @@ def test_images_in_tiles_are_answered_as_by_transformers(result: Result, server:
     texts = set()
     for count in (0, 1, 1, 1, 2):
         files = [draw_noise(rng) for _ in range(count)]
-        content = [{"type": "image"}] * count + [{"type": "text", "text": "abc"}]
+        shown = [{"type": "image"}] * count
+        content = [*shown[:1], {"type": "text", "text": "abc"}, *shown[1:]]
         text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
         images = [Image.open(io.BytesIO(file)) for file in files] or None
         inputs = processor(text=text, images=images, return_tensors="pt")

@@ -1,6 +1,6 @@
 """Tiny models of random weights that read images in tiles, SmolVLM and Idefics 3; and chats about images of noise."""
 
-import io
+import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,14 @@ import torch
 import transformers
 from image_chat_models import TEMPLATE, make_byte_tokenizer
 from PIL import Image
+from served import Running
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+
+from export.pipeline import Result, export
+from laconic.cache import Cache
+from laconic.recipes.recipe import Recipe
+from laconic.tasks.image_files import write_png
 
 SIDE, CONTEXT = 16, 128
 TILES = [f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)]
@@ -67,10 +73,13 @@ def save_tile_model(folder: Path, family: str, **settings: Any) -> Path:
 def draw_noise(rng: np.random.Generator) -> bytes:
     """An image of a few large squares of noise, as PNG: lying, upright or square."""
     height, width = ((20, 20), (12, 24), (30, 15))[rng.integers(3)]
-    squares = Image.fromarray(rng.integers(0, 256, (2, 2, 3), np.uint8))
-    file = io.BytesIO()
-    squares.resize((width, height), Image.Resampling.NEAREST).save(file, "PNG")
-    return file.getvalue()
+    return draw_squares(rng, (width, height), 2)
+
+
+def draw_squares(rng: np.random.Generator, size: tuple[int, int], count: int) -> bytes:
+    """An image of this width and height, as PNG: so many squares of noise along each side."""
+    squares = Image.fromarray(rng.integers(0, 256, (count, count, 3), np.uint8))
+    return write_png(squares.resize(size, Image.Resampling.NEAREST))
 
 
 def write_noise_chats(folder: Path, count: int = 90) -> Path:
@@ -86,3 +95,20 @@ def write_noise_chats(folder: Path, count: int = 90) -> Path:
     path = folder / "chats.jsonl"
     path.write_text("\n".join(lines))
     return path
+
+
+def export_noise_chats(source: Path, folder: Path, cache: Cache) -> Result:
+    """The artifact, in FP32, of a model that reads such chats."""
+    data = {"calibrate": str(write_noise_chats(folder))}
+    recipe = {"source": str(source), "data": data, "engine_only": "openvino", "stages": [], "goal": {"fidelity": 0.8}}
+    return export(Recipe.parse(recipe), folder / "chats.laconic", cache=cache)
+
+
+def ask(server: Running, *files: bytes, question: str = "abc", kind: str = "image_url") -> Any:
+    """What a server of that artifact answers to a question behind the first image, and before the others."""
+    urls = [f"data:image/png;base64,{base64.b64encode(file).decode()}" for file in files]
+    parts: list[Any] = [{"type": kind, kind: {"url": url}} for url in urls]
+    content = [*parts[:1], {"type": "text", "text": question}, *parts[1:]]
+    chat = {"model": "chats", "temperature": 0, "messages": [{"role": "user", "content": content}]}
+    with server.client() as http:
+        return http.post("/v1/chat/completions", json=chat)

@@ -44,6 +44,8 @@ def plan(
     Allocates nothing and reads no weights: a folder with a config.json is enough. With --link, predict memory, bubble
     and traffic of every mesh of --devices ranks in their place. The exit code is 3 if nothing fits.
     """
+    if link is not None and (devices == 1 or timeline is not None):
+        raise UsageError("--link connects several devices, of which no timeline is drawn. Give --devices alone with it")
     preload_planner(Path(source))
     from train.planner.mesh_plan import parse_link
     from train.planner.plan_source import open_planned_source
@@ -51,8 +53,6 @@ def plan(
 
     for drawing in filter(None, (picture, timeline)):
         check_path(drawing)
-    if link is not None and (devices == 1 or timeline is not None):
-        raise UsageError("--link connects several devices, of which no timeline is drawn. Give --devices alone with it")
     connection = None if link is None else parse_link(link)
     planned = open_planned_source(
         Path(source),

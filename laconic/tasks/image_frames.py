@@ -9,6 +9,7 @@ from PIL import Image
 from pydantic import BaseModel, ConfigDict
 
 from laconic.arrays import Array, Arrays
+from laconic.errors import InputError
 from laconic.tasks.decoder_tensors import FRAMES, PIXELS
 from laconic.tasks.image_preprocess import ImagePreprocess, open_image, to_eight_bits, to_rgb
 from laconic.tensor import BATCH, TensorSpec
@@ -153,3 +154,12 @@ def fit_longest(width: int, height: int, longest: int) -> tuple[int, int]:
     """Return width and height with the longer side `longest`, and the ratio of both."""
     ratio = width / height
     return (longest, int(longest / ratio)) if width >= height else (int(longest * ratio), longest)
+
+
+def check_frames(count: int) -> None:
+    """Raise InputError for more frames than a tower reads of one text."""
+    if count > MOST_FRAMES:
+        raise InputError(
+            f"the images have {count:,} frames, or blocks of patches, and the tower reads at most {MOST_FRAMES:,}. "
+            f"Send fewer or smaller images"
+        )

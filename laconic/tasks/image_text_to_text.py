@@ -17,18 +17,11 @@ from laconic.tasks.answer_comparison import Labels
 from laconic.tasks.assets import PREPROCESS, read_asset, to_json
 from laconic.tasks.causal_text import CHAT, MESSAGES
 from laconic.tasks.chat_template import ChatTemplate
-from laconic.tasks.decoder_tensors import (
-    FRAMES,
-    IMAGE_FEATURES,
-    IMAGE_INPUTS,
-    PIXELS,
-    TEXT_INPUTS,
-    CacheShape,
-)
+from laconic.tasks.decoder_tensors import FRAMES, IMAGE_FEATURES, IMAGE_INPUTS, PIXELS, TEXT_INPUTS, CacheShape
 from laconic.tasks.generation_settings import GenerationSettings
 from laconic.tasks.image_blocks import ImageBlocks
 from laconic.tasks.image_files import IMAGE, IMAGES, decode_image, find_image, fit_image, list_images, write_png
-from laconic.tasks.image_frames import MOST_FRAMES, ONE_FRAME, Grid, ImageFrames
+from laconic.tasks.image_frames import ONE_FRAME, Grid, ImageFrames, check_frames
 from laconic.tasks.image_preprocess import ImagePreprocess
 from laconic.tasks.image_text import Image, ImageText, expand_images, render_image_chat
 from laconic.tasks.null_answers import NULL, shuffle_rows
@@ -154,11 +147,7 @@ class ImageTextToText(TextGeneration):
                 f"{self.frames.patches} each. Send fewer images"
             )
         grids = [self.frames.measure(each) for each in images]
-        if (count := sum(map(self.frames.count, grids))) > MOST_FRAMES:
-            raise InputError(
-                f"the images of the chat have {count:,} frames, or blocks of patches, and the tower reads at most "
-                f"{MOST_FRAMES:,}. Send fewer or smaller images"
-            )
+        check_frames(sum(map(self.frames.count, grids)))
         return grids
 
     def parse(self, value: Any) -> Any:
@@ -292,6 +281,8 @@ class ImageTextToText(TextGeneration):
 
     def check_values(self, inputs: Arrays) -> None:
         ids, pixels = inputs.get("input_ids"), inputs.get(PIXELS)
+        if pixels is not None:
+            check_frames(pixels.shape[1])
         patches = self.frames.patches * (1 if pixels is None else pixels.shape[1])
         if ids is not None and ids.size and ids.min() < -patches:
             raise InputError(f"the tokens begin with {ids.min()}, and the images have the patches -1 to {-patches}")
