@@ -1,8 +1,9 @@
 """Host memory that ranks take to open a checkpoint and keep their parts of it, as docs/past-one-device.md has it.
 
-    python benchmarks/loading_memory.py [--ranks 2 4] [--dtypes float32 bfloat16]
+    python benchmarks/loading_memory.py [--ranks 2 4] [--dtypes float32 bfloat16 saved]
 
 A Llama with random weights is opened as `laconic finetune` opens it and spread over ranks of this machine by a mesh.
+Its weights are those that transformers writes in a precision, or those of a checkpoint that Laconic has saved.
 Figures are of all ranks together, beyond what they take with a model of almost no weights, in multiples of the weights
 in FP32: memory that the system cannot reclaim at its peak and when the weights are spread, and mapped pages of files.
 """
@@ -25,6 +26,7 @@ from results import Results, make_parser
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from laconic.cache import Cache
+from laconic.models.source_loading import load_source
 from laconic.progress import Steps
 from train.finetune.finetune import prepare
 from train.parallel.mesh import Mesh
@@ -38,13 +40,20 @@ SHAPE = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8}
 SMALL = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 8}
 POLL = 0.02
 """Seconds between two readings."""
+SAVED = "saved"
 AXES = ("shard", "tensor", "pipeline")
 Reading = tuple[int, int, int]
 """Bytes: the peak and the end of what cannot be reclaimed, and the peak of mapped pages of files."""
 
 
 def write_model(folder: Path, dtype: str, shape: Mapping[str, int]) -> int:
-    """Write a Llama of a shape, its tokenizer and rows to train on; returns the bytes of its weights in FP32."""
+    """Write a Llama of a shape, its tokenizer and rows to train on; returns the bytes of its weights in FP32. dtype: of
+    the weights that transformers writes, or SAVED."""
+    if dtype == SAVED:
+        size = write_model(folder.with_name(f"{folder.name}-source"), "float32", shape)
+        load_source(folder.with_name(f"{folder.name}-source")).save(folder)
+        write_rows(folder)
+        return size
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(letters)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -53,9 +62,14 @@ def write_model(folder: Path, dtype: str, shape: Mapping[str, int]) -> int:
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape, num_attention_heads=4, vocab_size=256))
     model.to(getattr(torch, dtype)).save_pretrained(folder)
+    write_rows(folder)
+    return sum(4 * weight.numel() for weight in model.parameters())
+
+
+def write_rows(folder: Path) -> None:
+    """Write rows to train on."""
     rows = [json.dumps({"prompt": "a" * 8, "completion": chr(97 + number) * 8}) for number in range(16)]
     (folder / "rows.jsonl").write_text("\n".join(rows), encoding="utf-8")
-    return sum(4 * weight.numel() for weight in model.parameters())
 
 
 def open_model(rank: int, world: int, port: int, folder: Path, mesh: Mapping[str, Any], ready: Barrier) -> None:
@@ -125,7 +139,7 @@ def main() -> None:
     """Print a row for each axis, number of ranks and precision of the weight file."""
     parser = make_parser(__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16", SAVED])
     parser.add_argument("--axes", nargs="+", default=list(AXES), choices=list(AXES))
     options = parser.parse_args()
     results = Results(publish=options.publish)

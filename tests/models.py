@@ -481,6 +481,15 @@ class Keep:
         del module.layers[record.config["layers"] :]
 
 
+class Counted:
+    """A stage whose structural change is a buffer that is computed from a weight and not saved."""
+
+    @staticmethod
+    def rebuild(module: nn.Module, record: Record) -> None:
+        count = torch.ones_like(next(module.parameters())).sum()
+        module.register_buffer("count", count, persistent=False)
+
+
 def fail() -> nn.Module:
     """A factory that fails."""
     raise RuntimeError("no such luck")

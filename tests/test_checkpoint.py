@@ -625,6 +625,26 @@ def test_every_kind_of_folder_opens_again_after_saving(tmp_path, save):
     assert (again.inputs, again.outputs, again.size) == (checkpoint.inputs, checkpoint.outputs, checkpoint.size)
 
 
+def test_the_weights_of_a_saved_checkpoint_are_mapped_from_its_file(tmp_path, embedder):
+    load_source(embedder).save(tmp_path / "saved")
+    module = load_source(tmp_path / "saved").module
+    lines = [line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(f"saved/{WEIGHTS}")]
+    places = [[int(end, 16) for end in line.split()[0].split("-")] for line in lines]
+    for weight in module.parameters():
+        assert any(start <= weight.data_ptr() < end for start, end in places)
+
+
+def test_a_model_that_computes_with_its_weights_while_it_is_built_is_opened_too(tmp_path, embedder):
+    checkpoint = load_source(embedder)
+    record = Record(stage="models:Counted", config={}, key="k")
+    models.Counted.rebuild(checkpoint.module, record)
+    checkpoint.after(record, checkpoint.module).save(tmp_path / "saved")
+    again = Checkpoint.load(tmp_path / "saved", trust=True).module
+    assert torch.equal(again.count, checkpoint.module.count)
+    for name, weight in checkpoint.module.state_dict().items():
+        assert torch.equal(again.state_dict()[name], weight)
+
+
 def test_tied_weights_are_saved_once_and_buffers_that_are_not_saved_are_there_after_loading(tmp_path):
     module = models.randomize(models.Tied())
     state = {name: value for name, value in module.state_dict().items() if name != "head.weight"}

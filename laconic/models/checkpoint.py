@@ -4,6 +4,7 @@ On disk it is a folder: model.safetensors, model.json, and the files of its task
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +24,7 @@ from laconic.hashing import hash_of, seal, unseal
 from laconic.models import builder as builders
 from laconic.models import timm_folder, wrappers
 from laconic.models.language_model import fit_cache
+from laconic.models.meta_parameters import is_complete, keep_parameters_on_meta
 from laconic.models.signature import probe_module
 from laconic.models.weights import fill, fingerprint, read_safetensors, scan_weights, tie, write_weights
 from laconic.runtimes.adapter_config import is_adapter
@@ -198,9 +200,7 @@ class Checkpoint:
         that it names (a builder, a stage of somebody's own), or runs code that it brings, and nobody trusts it.
         """
         card = read_card(folder, trust=trust)
-        module = rebuild_from_card(card, folder, trust=trust)
-        fill(module, read_safetensors(folder / WEIGHTS), folder / WEIGHTS)
-        tie(module, card.tied)
+        module = open_module(card, folder, trust=trust)
         try:
             task = open_task(card.task, folder, card.inputs)
         except CorruptArtifact as error:
@@ -223,6 +223,28 @@ class Checkpoint:
                 f"Laconic whose task {card.task} is not the same. Copy it again, or save it with this version"
             )
         return loaded
+
+
+def open_module(card: Card, folder: Path, *, trust: bool) -> nn.Module:
+    """Return the module of a saved checkpoint with weights that are mapped from its file, so that processes share them
+    and nothing is copied; copied into memory where a builder, or a model that computes with its weights while it is
+    built, needs them there.
+
+    trust: as of `rebuild_from_card`. Raises SourceError.
+    """
+    tensors = read_safetensors(folder / WEIGHTS)
+    if card.source["kind"] != "builder":
+        with suppress(SourceError):  # it is raised again below
+            with keep_parameters_on_meta():
+                module = rebuild_from_card(card, folder, trust=trust)
+            fill(module, tensors, folder / WEIGHTS, assign=True)
+            tie(module, card.tied)
+            if is_complete(module):
+                return module
+    module = rebuild_from_card(card, folder, trust=trust)
+    fill(module, tensors, folder / WEIGHTS)
+    tie(module, card.tied)
+    return module
 
 
 def rebuild(source: Mapping[str, Any], history: tuple[Record, ...]) -> nn.Module:

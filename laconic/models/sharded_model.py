@@ -15,6 +15,7 @@ from laconic.hashing import hash_of
 from laconic.models.folder_weights import weight_files
 from laconic.models.huggingface import count_embeddings, open_folder, read_preprocessing
 from laconic.models.language_model import LanguageModel
+from laconic.models.meta_parameters import keep_parameters_on_meta
 from laconic.models.pretrained import model_class, quiet
 from laconic.models.weights import scan_weights
 from laconic.tasks.text_generation import TextGeneration
@@ -139,21 +140,3 @@ def find_places(folder: Path, model: Any, files: list[Path]) -> dict[str, tuple[
             )
         places[name] = (origin, stored[origin])
     return places
-
-
-@contextmanager
-def keep_parameters_on_meta() -> Iterator[None]:
-    """Put each parameter that a module registers in the body on the meta device. Buffers, as the frequencies of rotary
-    embeddings, are computed as ever: no file has them."""
-    register = nn.Module.register_parameter
-
-    def register_on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        if param is not None and not param.is_meta:
-            param = nn.Parameter(param.to("meta"), requires_grad=False)
-        register(self, name, param)
-
-    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]

@@ -102,8 +102,9 @@ def _archive_names(path: Path) -> list[str]:
         return archive.namelist()
 
 
-def fill(module: nn.Module, tensors: Mapping[str, Tensor], origin: Path) -> None:
-    """Copy the weights into the module, each cast to the dtype that is there.
+def fill(module: nn.Module, tensors: Mapping[str, Tensor], origin: Path, *, assign: bool = False) -> None:
+    """Copy the weights into the module, each cast to the dtype that is there. assign: put them in the place of those
+    that are there instead, as they are.
 
     Raises SourceError naming the first few that are missing, left over or of another shape.
     """
@@ -112,7 +113,7 @@ def fill(module: nn.Module, tensors: Mapping[str, Tensor], origin: Path) -> None
             f"the weights in {origin} do not fit the module: {faults}. Give the --builder, and the arguments, that "
             f"these weights were trained with"
         )
-    module.load_state_dict(dict(tensors), strict=False)
+    module.load_state_dict(dict(tensors), strict=False, assign=assign)
 
 
 def count_faults(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> int:
