@@ -14,6 +14,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -33,11 +34,12 @@ from train.parallel.pipeline import Pipeline, make_pipeline
 from train.parallel.ranks import Ranks, open_ranks
 from train.settings import Training
 from train.step.objective import TARGETS, Batch, Objective
+from train.step.train_state import TrainState
 from train.step.train_step import train_step
 from train.step_assembly import distribute_step, make_step_parts
 
 CPU = torch.device("cpu")
-WORDS, ROWS, LENGTH, STEPS = 61, 12, 16, 10
+WORDS, ROWS, LENGTH, STEPS, MAX_NORM = 61, 12, 16, 10, 0.5
 SIZES = {"hidden_size": 32, "num_attention_heads": 8, "intermediate_size": 48}
 LLAMA = SIZES | {"vocab_size": WORDS, "num_key_value_heads": 4, "max_position_embeddings": LENGTH, "pad_token_id": 0}
 STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -119,11 +121,8 @@ def make_batch(step: int, rank: int, world: int) -> Batch:
     return {name: tensor[rows] for name, tensor in batch.items()}
 
 
-def train_mesh(
-    model: str, layers: int, techniques: Sequence[Any], mesh: Mapping[str, Any], ranks: Ranks
-) -> dict[str, list[float]]:
-    """Train a model for some steps; returns the loss and the gradient norm of each, and of a pipeline the micro-batches
-    and the bubble."""
+def begin_run(model: str, layers: int, techniques: Sequence[Any], mesh: Mapping[str, Any], ranks: Ranks) -> TrainState:
+    """Make a run on a mesh, before its first step."""
     make, objective = MODELS[model]
     training = Training.model_validate(
         {
@@ -131,7 +130,7 @@ def train_mesh(
             "batch_size": ROWS,
             "techniques": techniques,
             "optimizer": {"adamw": {"lr": 1e-3, "implementation": "foreach"}},
-            "max_grad_norm": 0.5,
+            "max_grad_norm": MAX_NORM,
         }
     )
     torch.manual_seed(0)
@@ -148,19 +147,35 @@ def train_mesh(
         pipeline=make_pipeline(training.mesh, ranks, make_batch(0, ranks.data_rank, ranks.data_world)),
     )
     distribute_step(parts, training, ranks)
-    state = parts.assemble()
+    return parts.assemble()
+
+
+def take_steps(state: TrainState, ranks: Ranks, start: int, stop: int) -> dict[str, list[float]]:
+    """Take some steps of a run; returns the loss and the gradient norm of each."""
     losses, norms = [], []
-    for step in range(STEPS):
+    for step in range(start, stop):
         batch = make_batch(step, ranks.data_rank, ranks.data_world)
-        loss = train_step(state, batch, max_grad_norm=training.max_grad_norm)
+        loss = train_step(state, batch, max_grad_norm=MAX_NORM)
         assert loss is not None
         assert state.gradient_norm is not None
         losses.append(float(loss))
         norms.append(float(state.gradient_norm))
+    return {"losses": losses, "norms": norms}
+
+
+def train_mesh(
+    model: str, layers: int, techniques: Sequence[Any], mesh: Mapping[str, Any], ranks: Ranks
+) -> dict[str, list[float]]:
+    """Train a model for some steps; returns the loss and the gradient norm of each, and of a pipeline the micro-batches
+    and the bubble."""
+    state = begin_run(model, layers, techniques, mesh, ranks)
+    figures = take_steps(state, ranks, 0, STEPS)
     cut = [state.strategy.micro_batches, state.strategy.bubble] if isinstance(state.strategy, Pipeline) else []
-    return {"losses": losses, "norms": norms, "pipeline": cut}
+    return figures | {"pipeline": cut}
 
 
+Work = Callable[[int, int], dict[str, Any]]
+"""What a rank does, from its number and that of all ranks; returns its figures, JSON-ready."""
 Case = tuple[str, int, str, str]
 """The name of a model, the number of its layers, the names of a mesh and of a variant."""
 
@@ -170,36 +185,48 @@ def count_layers(mesh: str) -> int:
     return 8 if "pipeline" in MESHES.get(mesh, {}) else 2
 
 
-def train_cases(rank: int, world: int, port: int, cases: Sequence[Case], folder: Path) -> None:
-    """Train all cases on one rank, in one process group, and write down the figures of the first."""
+def count_ranks(mesh: str) -> int:
+    """Return the number of ranks of a mesh."""
+    return prod(size for size in MESHES.get(mesh, {}).values() if isinstance(size, int))
+
+
+def train_cases(rank: int, world: int, cases: Sequence[Case]) -> dict[str, Any]:
+    """Train all cases on one rank; returns the figures of each."""
+    figures: dict[str, Any] = {}
+    for model, layers, mesh, variant in cases:
+        key = f"{model}/{layers}/{mesh}/{variant}"
+        try:
+            ranks = Ranks.of(rank, world, CPU, Mesh(**MESHES.get(mesh, {})))
+            figures[key] = train_mesh(model, layers, VARIANTS[variant], MESHES.get(mesh, {}), ranks)
+        except RecipeError as error:
+            figures[key] = {"refused": str(error)}
+        except Exception as error:
+            if not rank:
+                print(f"{key}: {type(error).__name__}: {error}", file=sys.stderr)
+            raise
+    return figures
+
+
+def run_rank(rank: int, world: int, port: int, work: Work, folder: Path) -> None:
+    """Do the work of one rank in a process group, and write down the figures of the first."""
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
     os.environ |= place | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     torch.set_num_threads(1)
-    figures: dict[str, dict[str, Any]] = {}
     with open_ranks(CPU, Mesh()):
-        for model, layers, mesh, variant in cases:
-            try:
-                ranks = Ranks.of(rank, world, CPU, Mesh(**MESHES.get(mesh, {})))
-                key = f"{model}/{layers}/{mesh}/{variant}"
-                figures[key] = train_mesh(model, layers, VARIANTS[variant], MESHES.get(mesh, {}), ranks)
-            except RecipeError as error:
-                figures[key] = {"refused": str(error)}
-            except Exception as error:
-                if world == 1 or not rank:
-                    print(f"{model}, {mesh}, {variant}: {type(error).__name__}: {error}", file=sys.stderr)
-                raise
+        figures = work(rank, world)
     if rank == 0:
         (folder / f"{world}.json").write_text(json.dumps(figures))
 
 
-def run_world(world: int, cases: Sequence[Case], folder: Path) -> dict[str, Any]:
-    """Train cases on `world` processes, which are forked from one that has imported everything."""
+def run_world(world: int, work: Work, folder: Path) -> dict[str, Any]:
+    """Do work on `world` ranks, processes that are forked from one that has imported everything; returns the figures of
+    the first rank."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["mesh_losses"])
-    processes = [context.Process(target=train_cases, args=(rank, world, port, cases, folder)) for rank in range(world)]
+    processes = [context.Process(target=run_rank, args=(rank, world, port, work, folder)) for rank in range(world)]
     for process in processes:
         process.start()
     waiting = [process.sentinel for process in processes]
@@ -227,16 +254,17 @@ def main() -> None:
         folder = Path(name)
         pairs = [(model, variant) for model in options.models for variant in options.variants]
         depths = {count_layers(mesh) for mesh in options.meshes}
-        alone = run_world(1, [(model, layers, "", variant) for model, variant in pairs for layers in depths], folder)
+        references = [(model, layers, "", variant) for model, variant in pairs for layers in depths]
+        alone = run_world(1, partial(train_cases, cases=references), folder)
         results.begin("losses", ["model", "mesh", *options.variants])
         worlds: dict[int, list[Case]] = {}
         for mesh in options.meshes:
-            world = prod(size for size in MESHES[mesh].values() if isinstance(size, int))
+            world = count_ranks(mesh)
             cases = [(model, count_layers(mesh), mesh, variant) for model, variant in pairs]
             worlds.setdefault(world, []).extend(cases)
         bubbles = {}
         for world, cases in worlds.items():
-            figures = run_world(world, cases, folder)
+            figures = run_world(world, partial(train_cases, cases=cases), folder)
             for model, layers, mesh in dict.fromkeys(case[:3] for case in cases):
                 cells = []
                 for variant in options.variants:
