@@ -16,13 +16,13 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.functional import cross_entropy
 
-from laconic.errors import DataError, RecipeError, TrainingFailure
+from laconic.errors import DataError, RecipeError, TrainingFailure, UsageError
 from train.data.batch_sampler import BatchSampler
 from train.objectives.array_targets import Targets
 from train.optimizers.adamw import AdamW
 from train.optimizers.parameterwise import local
 from train.parallel.mesh import Mesh
-from train.parallel.ranks import Ranks, open_ranks
+from train.parallel.ranks import Ranks, check_backend, open_ranks
 from train.run_snapshot import resume, save_snapshot
 from train.settings import Training
 from train.snapshots.snapshot import Snapshots
@@ -429,6 +429,18 @@ def test_one_rank_with_shards_learns_as_one_without(techniques):
         assert learn(state, training, ranks) == pytest.approx(expected, abs=1e-5)
         state.finish()
     assert not torch.distributed.is_initialized()
+
+
+def test_a_process_group_that_is_open_is_used_and_stays_open():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        with open_ranks(CPU, Mesh(shard=None)) as ranks:
+            assert ranks.axes is not None
+            with pytest.raises(UsageError, match="open with the backend cpu:gloo,cuda:gloo, and cpu:gloo,cuda:nccl is"):
+                check_backend("cpu:gloo,cuda:nccl")
+        assert torch.distributed.is_initialized()
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_python_m_laconic_is_the_command():

@@ -80,6 +80,7 @@ RUNS = {
     "bert, positions": ("bert", POSITIONS, ()),
     "llama, adapters": ("llama", TWO, ADAPTED),
     "bert, stages": ("deep bert", {"pipeline": 2, "schedule": "zbv"}, ()),
+    "tied, bf16": ("tied", TWO, ("bf16", PARTS)),
     "tied, stages": ("deep tied", {"pipeline": 2, "schedule": "interleaved"}, ADAPTED),
 }
 """Of two ranks: the model, the mesh and the techniques."""
@@ -100,6 +101,10 @@ FOUR = {
     ),
 }
 """Of four ranks; the second has two copies, as many as there are ranks for."""
+
+
+TOLERANCES = {"fp32": (1e-5, 1e-5, 1e-3), "bf16": (1e-3, 1e-2, 1e-2)}
+"""Of losses, gradient norms and weights, the last two relative. A number in BF16 is rounded by up to 4e-3 of itself."""
 
 
 def make_rows(step, rank=0, world=1):
@@ -275,14 +280,15 @@ def together(folder, alone):
 @pytest.mark.parametrize("name", [*RUNS, *FOUR])
 def test_ranks_with_parts_of_layers_learn_as_one_process(name, together, alone):
     """Norms to 1e-5 of themselves: rounding made 1.2e-5 of one of 3.05 on a processor with AVX2 alone."""
+    loss, norm, weight = TOLERANCES["bf16" if "bf16" in name else "fp32"]
     for figures in together[2 if name in RUNS else 4]:
         expected = alone[name]
-        assert figures[name]["losses"] == pytest.approx(expected["losses"], abs=1e-5)
-        assert figures[name]["norms"] == pytest.approx(expected["norms"], rel=1e-5)
-        assert figures[name]["weights"] == pytest.approx(expected["weights"], rel=1e-3, abs=1e-4)
+        assert figures[name]["losses"] == pytest.approx(expected["losses"], abs=loss)
+        assert figures[name]["norms"] == pytest.approx(expected["norms"], rel=norm)
+        assert figures[name]["weights"] == pytest.approx(expected["weights"], rel=weight, abs=1e-4)
         resumed = figures[f"{name}, from one"]
-        assert resumed["losses"] == pytest.approx(expected["losses"], abs=1e-5)
-        assert resumed["norms"] == pytest.approx(expected["norms"][KEPT:], rel=1e-5)
+        assert resumed["losses"] == pytest.approx(expected["losses"], abs=loss)
+        assert resumed["norms"] == pytest.approx(expected["norms"][KEPT:], rel=norm)
 
 
 @pytest.mark.sweep("gpt2, *", "llama, *", "tied, stages of shards")
@@ -294,7 +300,7 @@ def test_one_process_goes_on_with_a_snapshot_of_parts_of_layers(name, together, 
         losses = resume(state, snapshots, make_rows(0))
     assert len(losses) == KEPT
     learn(state, Ranks(), losses, [])
-    assert losses == pytest.approx(alone[name]["losses"], abs=1e-5)
+    assert losses == pytest.approx(alone[name]["losses"], abs=TOLERANCES["bf16" if "bf16" in name else "fp32"][0])
 
 
 @pytest.mark.parametrize("world", CHAINS)

@@ -132,7 +132,7 @@ class RanksStrategy(ParallelStrategy):
 @contextmanager
 def open_ranks(device: torch.device, mesh: Mesh, *, timeout: timedelta = TIMEOUT) -> Iterator[Ranks]:
     """Open the ranks of this run for the body: those that torchrun started (RANK, WORLD_SIZE and LOCAL_RANK in the
-    environment), or this process alone.
+    environment), or this process alone. Whoever has opened the process group already, as Ray Train does, closes it.
 
     When a rank fails, the others raise TrainingFailure. Raises UsageError for a rank without a device, RecipeError for
     a mesh that does not fit the world size or the device, MissingPackage where the mesh needs DeepSpeed. A RecipeError
@@ -160,11 +160,7 @@ def open_ranks(device: torch.device, mesh: Mesh, *, timeout: timedelta = TIMEOUT
             )
         device = torch.device("cuda", local)
         torch.cuda.set_device(device)
-    backend = BACKENDS[device.type]
-    if world == 1 and "MASTER_ADDR" not in os.environ:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)  # type: ignore[attr-defined]
-    else:
-        dist.init_process_group(backend, timeout=timeout)
+    is_ours = open_group(BACKENDS[device.type], world, timeout)
     try:
         yield Ranks.of(rank, world, device, mesh)
     except RecipeError as error:
@@ -177,7 +173,32 @@ def open_ranks(device: torch.device, mesh: Mesh, *, timeout: timedelta = TIMEOUT
             ) from error
         raise
     # Not after a failure: the ranks would wait for one another. The others notice the end of this process.
-    dist.destroy_process_group()
+    if is_ours:
+        dist.destroy_process_group()
+
+
+def open_group(backend: str, world: int, timeout: timedelta) -> bool:
+    """Open the process group unless there is one, and return whether there was none. Raises UsageError where the one
+    that there is has another backend."""
+    if dist.is_initialized():
+        check_backend(backend)
+        return False
+    if world == 1 and "MASTER_ADDR" not in os.environ:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)  # type: ignore[attr-defined]
+    else:
+        dist.init_process_group(backend, timeout=timeout)
+    return True
+
+
+def check_backend(expected: str) -> None:
+    """Raise UsageError where the process group that is open has no backend for a device that ranks send from."""
+    found = str(dist.get_backend_config())
+    needed = expected.split(",") if ":" in expected else [f"cpu:{expected}"]
+    if not set(needed) <= set(found.split(",")):
+        raise UsageError(
+            f"the process group of this run is open with the backend {found}, and {expected} is needed. Give it that "
+            f'one, in Ray Train TorchConfig(backend="{expected}")'
+        )
 
 
 def exit_unless_first(rank: int, error: LaconicError) -> None:
