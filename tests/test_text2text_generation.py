@@ -3,6 +3,7 @@
 import json
 import shutil
 import socket
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import models
@@ -48,6 +49,7 @@ from laconic.runtimes.model_session import open_model
 from laconic.runtimes.onnxruntime import OnnxRuntime
 from laconic.runtimes.openvino_decoder import OpenVinoDecoder
 from laconic.runtimes.runtime import make_runtime
+from laconic.runtimes.source_encoder import SourceEncoder
 from laconic.tasks.decoder_tensors import GROUPS, group_probabilities
 from laconic.tasks.task import open_task
 from laconic.tasks.text2text_generation import TargetedText
@@ -201,6 +203,33 @@ def test_sources_that_do_not_fit_are_refused(family):
                 generator.add(GenerationRequest(2, (5,), Sampling(2), source))
         with pytest.raises(InputError, match="exceed the cache"):
             generator.add(GenerationRequest(2, (), Sampling(20, n=100), EncoderInputs(whole, longest)))
+
+
+def test_others_are_written_while_a_source_is_encoded(family, monkeypatch):
+    checkpoint, _, parts = family
+    generation, longest = checkpoint.task.generation, checkpoint.task.max_tokens
+    options = {"context": generation.max_new_tokens, "cache_bytes": 2 << 20, "generation": generation}
+    may_encode, encode = threading.Event(), SourceEncoder.encode
+    monkeypatch.setattr(SourceEncoder, "encode", lambda *args: may_encode.wait(10) and encode(*args))
+    texts = {1: [], 2: []}
+    may_encode.set()
+    with OpenVinoDecoder(parts, **options, longest=longest) as generator:
+        whole = EncoderInputs({name: np.ones((1, 5), np.int64) for name in ("input_ids", "attention_mask")}, 5)
+
+        def write(is_enough):
+            while not is_enough():
+                for event in generator.step():
+                    texts[event.request_id] += event.token_ids
+
+        generator.add(GenerationRequest(1, (), Sampling(9), whole))
+        write(lambda: len(texts[1]) == 3)
+        may_encode.clear()
+        generator.add(GenerationRequest(2, (), Sampling(9), whole))
+        write(lambda: len(texts[1]) == 9)
+        assert not texts[2]
+        may_encode.set()
+        write(lambda: generator.is_idle)
+    assert texts[2] == texts[1]
 
 
 def test_both_parts_answer_a_target_as_the_whole_graph_and_the_encoder_computes_all_of_the_source(family):

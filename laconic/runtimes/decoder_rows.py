@@ -1,12 +1,14 @@
 """What a stepped decoder writes and reads: the rows of its batch, and the prompts in front of it."""
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 
-from laconic.arrays import Array
+from laconic.arrays import Array, Arrays
 from laconic.runtimes.generator import GenerationRequest, TokenEvent
 from laconic.runtimes.low_rank_adapter import LowRankAdapter
 from laconic.runtimes.prompt_lookup import PromptLookup
+from laconic.runtimes.source_encoder import SourceEncoder
 from laconic.runtimes.token_chooser import ChosenToken, TokenChooser, measure_token
 
 
@@ -66,14 +68,15 @@ class DecoderRow:
 
 @dataclass
 class PromptReading:
-    """A prompt that is read, or waits to be: once, whatever the number of choices. source: as the encoder made it.
-    past: of the tokens read so far. texts: the numbers of its choices in an engine whose cache has numbers for texts,
-    the first that of the prompt. scores: of its tokens behind the first, as events have them. cached: the number
-    of tokens that the prefix cache had."""
+    """A prompt that is read, or waits to be: once, whatever the number of choices. encoding: what makes the source;
+    None before it has begun. source: as the encoder made it. past: of the tokens read so far. texts: the numbers of its
+    choices in an engine whose cache has numbers for texts, the first that of the prompt. scores: of its tokens behind
+    the first, as events have them. cached: the number of tokens that the prefix cache had."""
 
     request: GenerationRequest
     tokens: tuple[int, ...]
     rows: list[DecoderRow]
+    encoding: Future[Arrays] | None = None
     source: Mapping[str, Array] = field(default_factory=dict)
     past: list[Array] = field(default_factory=list)
     texts: list[int] = field(default_factory=list)
@@ -85,6 +88,15 @@ class PromptReading:
     def left(self) -> int:
         """Tokens that are to be read."""
         return len(self.tokens) - self.read
+
+    def encode(self, encoder: SourceEncoder, pause: float) -> bool:
+        """Have the source encoded, and return whether it is. pause: seconds to wait for it."""
+        source = self.request.source
+        self.encoding = self.encoding or encoder.begin(None if source is None else source.arrays)
+        if not wait([self.encoding], pause).done:
+            return False
+        self.source = self.encoding.result()
+        return True
 
     def score(self, logits: Array) -> None:
         """Score the tokens that follow those just read. logits: of these, [tokens, vocabulary]."""

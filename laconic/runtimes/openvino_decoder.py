@@ -189,6 +189,8 @@ class OpenVinoDecoder(Generator):
         if self._opening is not None:
             wait([self._opening])
             self._opening = None
+        if self._encoder is not None:
+            self._encoder.close()
 
     def _list_rows(self) -> list[DecoderRow]:
         """List the choices under way, and those that wait."""
@@ -256,8 +258,8 @@ class OpenVinoDecoder(Generator):
             has_room = prompt.read or self._measure_batch(prompt) <= self._capacity.total * BLOCK_TOKENS
             if rest <= 0 or not has_room:
                 break
-            if not prompt.read:
-                rest -= self._begin_reading(prompt)
+            if not prompt.read and not self._begin_reading(prompt):
+                continue
             piece = prompt.tokens[prompt.read : prompt.read + max(1, rest)]
             rest -= max(len(piece), LEAST_COST)
             ids, lengths = np.array([piece], np.int64), np.array([prompt.read], np.int64)
@@ -273,18 +275,18 @@ class OpenVinoDecoder(Generator):
                 events += self._join(prompt, logits[0, -1])
         return events
 
-    def _begin_reading(self, prompt: PromptReading) -> int:
-        """Encode the source of a prompt, or take its beginning from the prefix cache. Return the tokens of the source,
-        which take time."""
-        source, cached = prompt.request.source, 0
+    def _begin_reading(self, prompt: PromptReading) -> bool:
+        """Have the source of a prompt encoded, or take its beginning from the prefix cache. Return whether it can be
+        read now."""
         if self._encoder is not None:
-            prompt.source = self._encoder.probes[0] if source is None else self._encoder.encode(source.arrays)
-            return 0 if source is None else source.tokens
+            has_others = self._rows or self._joining or prompt is not self._prompts[0]
+            return prompt.encode(self._encoder, 0 if has_others else PAUSE)
+        cached = 0
         if not prompt.request.sampling.prompt_logprobs:
             cached, prompt.past = self._prefixes.find(prompt.tokens, prompt.rows[0].adapter_digest)
         prompt.read = prompt.cached = cached
         self._prefixes.trim(self._count_spare(prompt))
-        return 0
+        return True
 
     def _join(self, prompt: PromptReading, logits: Array) -> Sequence[TokenEvent]:
         """Have the rows of a prompt that was read join the batch, each with its first token. logits: behind the

@@ -2,6 +2,7 @@
 images, for one request, and for a batch of them."""
 
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,7 @@ class SourceEncoder:
         """session: the encoder. model: the decoder's file. read: the names of the decoder's inputs. longest: the most
         tokens of a source. Raises RuntimeFailure where sources of several lengths cannot be told from their padding."""
         self._session = session
+        self._thread = ThreadPoolExecutor(1, "encode")
         self._read = read
         self._longest = longest
         self._inputs = {each.name: each for each in read_file_inputs(encoder_of(model))}
@@ -82,12 +84,18 @@ class SourceEncoder:
             padded[name] = np.pad(array, [(0, size) for size in behind])
         return self._run(padded)
 
+    def begin(self, source: Mapping[str, Array] | None) -> "Future[Arrays]":
+        """Encode a source in a thread of its own, behind those that were begun earlier, so that others write
+        meanwhile: an image can take seconds. source: as of `encode`; None for what is read without one."""
+        return self._thread.submit(lambda: self.probes[0] if source is None else self.encode(source))
+
     def join(self, rows: Sequence[Mapping[str, Array]]) -> Arrays:
         """Make a batch of encoded sources, padded to the longest."""
         return {name: join_arrays([row[name] for row in rows], axis) for name, axis in self._axes.items()}
 
     def close(self) -> None:
-        """Release the memory."""
+        """Release the memory, behind the source that is being encoded."""
+        self._thread.shutdown(cancel_futures=True)
         self._session.close()
 
     def _run(self, source: Arrays) -> Arrays:
