@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import nullcontext
 from datetime import timedelta
 
@@ -26,6 +27,8 @@ from train.parallel.ranks import Ranks, check_backend, open_ranks
 from train.run_snapshot import resume, save_snapshot
 from train.settings import Training
 from train.snapshots.snapshot import Snapshots
+from train.snapshots.snapshot_manifest import list_steps
+from train.snapshots.tensor_packs import PackWriter
 from train.step.parallel_strategy import ParallelStrategy
 from train.step.train_step import train_step
 from train.step_assembly import distribute_step, make_step_parts
@@ -181,7 +184,11 @@ def averaged_answers(state):
 
 
 def train_until_killed(rank, folder):
-    """A snapshot of each run after some steps, one more step, and then the end of the process."""
+    """A snapshot of each run after some steps, one more step before one of the ranks has written its part, and then the
+    end of the process."""
+    may_write, write = threading.Event(), PackWriter.write_data
+    if rank == 1:
+        PackWriter.write_data = lambda *args: may_write.wait(SECONDS) and write(*args)
     with open_ranks(CPU, Mesh()):
         for name in KILLED:
             ranks = Ranks.of(rank, 2, CPU, Mesh(**KILLED[name]))
@@ -189,9 +196,12 @@ def train_until_killed(rank, folder):
             losses = []
             step_on(state, training, ranks, losses, KEPT)
             averaged_answers(state)
+            may_write.clear()
             with Snapshots(folder / name) as snapshots:
-                save_snapshot(snapshots, state, losses, wait=True)
-            step_on(state, training, ranks, losses, KEPT + 1)
+                save_snapshot(snapshots, state, losses, wait=False)
+                step_on(state, training, ranks, losses, KEPT + 1)
+                assert not list_steps(folder / name)
+                may_write.set()
         ranks.any(False)  # a barrier: both are done
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -340,7 +350,9 @@ def test_a_run_of_two_ranks_goes_on_alone(tmp_path, monkeypatch, alone):
     assert losses == pytest.approx(alone["replicas"]["losses"][KEPT:], abs=1e-5)
 
 
-def test_a_killed_run_keeps_what_is_frozen_and_averaged(tmp_path, monkeypatch):
+def test_ranks_wait_for_none_that_writes_slowly_and_a_killed_run_keeps_what_is_frozen_and_averaged(
+    tmp_path, monkeypatch
+):
     assert by_two_ranks(train_until_killed, tmp_path, monkeypatch) == [-signal.SIGKILL] * 2
     assert by_two_ranks(go_on, tmp_path, monkeypatch) == [0, 0]
     state, training = begin("replicas", Ranks())
