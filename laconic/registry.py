@@ -302,6 +302,7 @@ PACKAGES_OF_EXTRA = {
     "timm": ("timm",),
     "train": ("torchao", "peft", "accelerate", "tensorboard", "pynvml"),
     "deepspeed": ("deepspeed",),
+    "dali": ("nvidia",),
     "cpu": ("onnxruntime", "openvino"),
     "generate": ("openvino_genai", "openvino_tokenizers", "llguidance"),
     "llamacpp": ("xllamacpp",),

@@ -18,8 +18,9 @@ from laconic.tasks.task import Task
 from train.callbacks.callback import RunLog
 from train.callbacks.energy import Energy
 from train.data.batch_builder import BatchBuilder
-from train.data.batch_loader import BatchLoader
+from train.data.batch_loader import BatchLoader, most_workers
 from train.data.batch_sampler import WINDOW, BatchSampler, row_lengths
+from train.data.dali_images import DaliImages
 from train.data.sample_store import decoder_key
 from train.loop import LoopSettings, run_steps
 from train.observers import ObserverSettings, observe
@@ -98,8 +99,8 @@ def train(
     objective = objective or registry.resolve("objective", task.objective).of(task, dataset)
     with task.truncated(training.max_length):
         dataset = objective.prepare_rows(dataset)
-    sampler, steps = make_sampler(checkpoint, dataset, training, ranks), training.count_steps(len(dataset.keys))
-    every = eval_every or sampler.steps
+    sampler, images = make_sampler(checkpoint, dataset, training, ranks), open_images(task, dataset, training, ranks)
+    steps, every = training.count_steps(len(dataset.keys)), eval_every or sampler.steps
     is_pruned = must_keep_zeros(checkpoint.history, components.techniques, training.mesh.zero)
     with task.truncated(training.max_length), task.padded(components.padding_multiple):
         first = first_batch(objective, dataset, sampler)
@@ -114,7 +115,7 @@ def train(
             after = [*masks, *(make(state) for make in callbacks)]
             settings = make_loop_settings(state, training, ranks, snapshots, losses, evaluate, every, after)
             with (
-                make_loader(state, task, dataset, sampler, training, cache, start=len(losses)) as loader,
+                make_loader(state, task, dataset, sampler, training, cache, images, start=len(losses)) as loader,
                 observe(state, components, ranks, folder, observers, cache, start=len(losses)) as seen,
             ):
                 if not ended:
@@ -205,6 +206,13 @@ def make_loop_settings(
     )
 
 
+def open_images(task: Task, dataset: Dataset, training: Training, ranks: Ranks) -> DaliImages | None:
+    """Open what decodes the images of training, where that is not the task. Raises RecipeError, MissingPackage."""
+    if training.loader.image_backend == "pillow":
+        return None
+    return DaliImages(task, dataset, device=ranks.device, threads=most_workers())
+
+
 def make_loader(
     state: TrainState,
     task: Task,
@@ -212,6 +220,7 @@ def make_loader(
     sampler: BatchSampler,
     training: Training,
     cache: Cache,
+    images: DaliImages | None,
     *,
     start: int,
 ) -> BatchLoader:
@@ -226,6 +235,7 @@ def make_loader(
         stop=state.scheduler.steps,
         decoder=decoder_key(task),
         cache=cache,
+        images=images,
     )
 
 

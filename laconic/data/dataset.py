@@ -66,11 +66,20 @@ class Samples(Sequence[Any]):
         """The samples as `parse` takes them: those in files are paths or bytes, perhaps with a target."""
         return [source.read() if isinstance(source, StoredSample) else source for source in self._sources]
 
+    def unparsed(self) -> "Samples":
+        """Return the samples as `parse` takes them; stored ones are still read at every access."""
+        return Samples(self._sources, return_unchanged)
+
     def pick(self, indices: Iterable[int]) -> "Samples":
         """Return the samples at these indices, in this order."""
         if isinstance(self._sources, StoredSamples):
             return Samples(self._sources.pick(indices), self._parse)
         return Samples([self._sources[index] for index in indices], self._parse)
+
+
+def return_unchanged(source: T) -> T:
+    """Return a sample as it came."""
+    return source
 
 
 @dataclass(frozen=True, eq=False)

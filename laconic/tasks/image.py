@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from laconic.arrays import Arrays
+from laconic.arrays import Array, Arrays
 from laconic.errors import InputError, SourceError
 from laconic.tasks.assets import PREPROCESS, read_asset, to_json
 from laconic.tasks.checkpoint_loading import DEFAULT_TASK
@@ -71,6 +71,13 @@ class ImageTask(FileTask):
     def assets(self) -> dict[str, bytes]:
         return {PREPROCESS: to_json(self.preprocess.model_dump(mode="json"))}
 
+    @property
+    def image_preprocess(self) -> ImagePreprocess:
+        return self.preprocess
+
+    def make_sample(self, pixels: Array, size: tuple[int, int]) -> Any:
+        return pixels
+
     def sample_schema(self) -> dict[str, Any]:
         spec = self.inputs[0]
         file = {"type": "string", "contentEncoding": "base64", "contentMediaType": "image/*"}
@@ -81,7 +88,8 @@ class ImageTask(FileTask):
         if isinstance(value, str):
             value = self.read_base64(value)
         if isinstance(value, (bytes, Path)):
-            return self.preprocess.apply(open_image(value))
+            image = open_image(value)
+            return self.make_sample(self.preprocess.apply(image), (image.height, image.width))
         array = read_numbers(value, np.dtype(np.float32), "an image")
         if array.ndim == 2:
             array = array[None]

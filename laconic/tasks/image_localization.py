@@ -1,7 +1,6 @@
 """Where things are in an image, for the tasks whose answers are at the size that the image came with."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,6 @@ from laconic.arrays import Array, Arrays, stack_padded
 from laconic.errors import InputError
 from laconic.tasks.classes import LabelledTask
 from laconic.tasks.image import ImageTask
-from laconic.tasks.image_preprocess import open_image
 from laconic.tensor import BATCH
 
 PIXELS, SIZE = "pixels", "size"
@@ -29,18 +27,10 @@ class ImageLocalization(LabelledTask, ImageTask):
         """Parse as other images; an array keeps its own height and width. A sample that is parsed stays as it is."""
         if isinstance(value, Mapping) and isinstance(value.get(PIXELS), np.ndarray):
             return value
-        if isinstance(value, str):
-            value = self.read_base64(value)
-        if isinstance(value, (bytes, Path)):
-            image = open_image(value)
-            pixels = self.preprocess.apply(image)
-            self.check_sides(pixels, (image.height, image.width))
-            return make_picture(pixels, (image.height, image.width))
-        pixels = super().parse(value)
-        return make_picture(pixels, pixels.shape[1:])
+        sample = super().parse(value)
+        return sample if isinstance(sample, Mapping) else make_picture(sample, sample.shape[1:])
 
-    def check_sides(self, pixels: Array, size: tuple[int, int]) -> None:
-        """Raise InputError for an image that is too narrow. size: height and width that it came with."""
+    def make_sample(self, pixels: Array, size: tuple[int, int]) -> Any:
         for axis, side in zip(self.inputs[0].shape[2:], pixels.shape[1:], strict=True):
             least, _ = self.inputs[0].bounds.get(str(axis), (1, 0))
             if side < least:
@@ -48,6 +38,7 @@ class ImageLocalization(LabelledTask, ImageTask):
                     f"the image of {size[1]} x {size[0]} pixels would become an input of {pixels.shape[2]} x "
                     f"{pixels.shape[1]}, and the model takes sides of at least {least}. Crop it"
                 )
+        return make_picture(pixels, size)
 
     def encode(self, samples: Sequence[Any]) -> Arrays:
         """Stack images of one batch; smaller ones, which only training mixes with larger ones, are padded with

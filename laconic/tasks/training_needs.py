@@ -1,9 +1,13 @@
 """What training needs to know of a task."""
 
 import math
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from laconic.arrays import Array
 from laconic.tasks.named_task import NamedTask
+
+if TYPE_CHECKING:  # tasks without images need no Pillow
+    from laconic.tasks.image_preprocess import ImagePreprocess
 
 HealingLoss = Literal["hidden-states", "last-hidden-state", "outputs", "probabilities", "similarities", "vectors"]
 """The distillation losses that healing knows."""
@@ -38,6 +42,18 @@ class TrainingNeeds(NamedTask):
 
     planning_length: ClassVar[int] = 512
     """The length of a row for which memory is planned, at most, where the request names none."""
+
+    @property
+    def image_preprocess(self) -> "ImagePreprocess | None":
+        """How the files of images become the pixels of samples; None for a task whose samples are no images."""
+        return None
+
+    def make_sample(self, pixels: Array, size: tuple[int, int]) -> Any:
+        """Make the sample that `parse` makes of an image file, from its pixels as `image_preprocess` says.
+
+        pixels: [channels, height, width] float32. size: height and width that the image came with. Raises InputError.
+        """
+        raise NotImplementedError
 
     def figures_from_loss(self, loss: float) -> dict[str, float]:
         """Return figures that take the place of the metric, from the objective's mean loss; empty where there are

@@ -36,10 +36,17 @@ class WorkerError:
 class BatchBuilder(Dataset[Batch | WorkerError]):
     """Builds the batch of given rows of a dataset. It is sent to the workers, so it holds no more than that takes."""
 
-    def __init__(self, dataset: data.Dataset, samples: Sequence[Any], collate: Collate) -> None:
-        """samples: those of the dataset, or a store of them that are decoded."""
+    def __init__(
+        self,
+        dataset: data.Dataset,
+        samples: Sequence[Any],
+        collate: Collate,
+        decode: Callable[[list[Any]], list[Any]] | None = None,
+    ) -> None:
+        """samples: those of the dataset, or a store of them that are decoded; or what `decode` makes them of, a batch
+        at a time."""
         self._name, self._per_row, self._labels = dataset.name, dataset.per_row, dataset.labels
-        self._samples, self._collate = samples, collate
+        self._samples, self._collate, self._decode = samples, collate, decode
 
     def __getitem__(self, rows: Sequence[int]) -> Batch | WorkerError:
         try:
@@ -60,7 +67,8 @@ class BatchBuilder(Dataset[Batch | WorkerError]):
         """Collate the batch of these rows, of at least one. Its errors name no row: a label may be missing in all."""
         indices = [row * self._per_row + offset for row in rows for offset in range(self._per_row)]
         labels = None if self._labels is None else [self._labels[index] for index in indices]
-        return self._collate([self._samples[index] for index in indices], labels)
+        samples = [self._samples[index] for index in indices]
+        return self._collate(samples if self._decode is None else self._decode(samples), labels)
 
     def _locate(self, rows: Sequence[int], error: LaconicError) -> DataError:
         """Return the error with the number of the row that causes it, which is the one that also fails alone."""

@@ -15,6 +15,7 @@ from laconic.errors import RecipeError, UsageError
 from laconic.hardware import cores
 from train.data.batch_builder import Batch, BatchBuilder, Collate, check_main, is_sendable, iterate_batches
 from train.data.batch_sampler import BatchSampler
+from train.data.dali_images import DaliImages
 from train.data.loader_settings import LoaderSettings
 from train.data.prefetch import move_to_device
 from train.data.sample_store import SampleStore, is_decoded_on_access, store_samples
@@ -40,14 +41,17 @@ class BatchLoader:
         stop: int,
         decoder: str = "",
         cache: Cache | None = None,
+        images: DaliImages | None = None,
     ) -> None:
-        """decoder: the `sample_store.decoder_key` of the task. cache: where decoded samples are kept on disk.
+        """decoder: the `sample_store.decoder_key` of the task. cache: where decoded samples are kept on disk. images:
+        what decodes images in threads of its own, in the place of workers.
 
         Raises RecipeError for pinned memory without a GPU, UsageError for workers that `collate` cannot be sent to,
         DataError for a sample that cannot be decoded.
         """
         check_main()
-        self._settings = settings = settings or LoaderSettings()
+        settings = settings or LoaderSettings()
+        self._settings = settings = settings if images is None else settings.model_copy(update={"workers": 0})
         # With its index, since a new thread starts on the first GPU.
         self._device = (
             torch.device("cuda", torch.cuda.current_device()) if str(device) == "cuda" else torch.device(device)
@@ -55,10 +59,11 @@ class BatchLoader:
         if settings.pin_memory and not torch.cuda.is_available():
             raise RecipeError("pin_memory: there is no CUDA device to copy from pinned memory. Leave it out")
         self._pin = self._device.type == "cuda" if settings.pin_memory is None else settings.pin_memory
-        samples: Sequence[Any] = dataset.samples
+        samples: Sequence[Any] = dataset.samples if images is None else dataset.samples.unparsed()
         if settings.cache != "none" and is_decoded_on_access(dataset):
             samples = store_samples(dataset, settings.cache, decoder=decoder, cache=cache)
-        self._builder = BatchBuilder(dataset, samples, collate)
+        self._images = images
+        self._builder = BatchBuilder(dataset, samples, collate, images.decode if images else None)
         self._kept = samples.describe() if isinstance(samples, SampleStore) else ""
         self._sampler, self._start, self._stop = sampler, start, stop
         sendable = settings.workers != 0 and is_sendable(dataset, collate)
@@ -132,7 +137,8 @@ class BatchLoader:
         parts = [f"waited for data {self.waited:.1f} s of {self.elapsed:.1f} s ({100 * share:.1f} %)", count]
         if self._settings.workers == "auto":
             parts[-1] += f" ({self._search.describe()})"
-        return ", ".join([*parts, self._kept] if self._kept else parts)
+        notes = [self._kept, self._images.describe() if self._images else ""]
+        return ", ".join([*parts, *filter(None, notes)])
 
 
 def most_workers() -> int:

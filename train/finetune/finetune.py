@@ -265,7 +265,8 @@ def select_settings(recipe: TrainingRecipe) -> dict[str, Any]:
         names |= {"best_by", "eval_every", "patience"}
     unset = {name for name in ("freeze", "layer_decay", "ema") if not getattr(recipe, name)}
     names |= {name for name in ("class_weights", "label_smoothing", "objective") if getattr(recipe, name)}
-    return recipe.model_dump(mode="json", include=names - unset)
+    settings = recipe.model_dump(mode="json", include=names - unset)
+    return settings | recipe.loader.model_dump(mode="json", include={"image_backend"}, exclude_defaults=True)
 
 
 def make_run_key(inputs: FinetuneInputs, recipe: TrainingRecipe) -> str:
