@@ -1,13 +1,21 @@
 """Where a model is cut into the stages of a pipeline, how long these wait for each other, and what is refused."""
 
+import contextlib
+import json
+
+import models
 import pytest
 import torch
 import transformers
 from pydantic import ValidationError
+from rank_processes import by_two_ranks
 from test_tensor_parallel import CPU, bert, gpt2, llama, make_rows
 from torch import nn
 
+from laconic.cache import Cache
 from laconic.errors import RecipeError
+from laconic.progress import Steps
+from train.finetune.finetune import finetune
 from train.objectives.cross_entropy import TokenCrossEntropy
 from train.objectives.next_token import NextToken
 from train.parallel.mesh import Mesh
@@ -16,13 +24,14 @@ from train.parallel.pipeline_schedules import (
     check_rows,
     check_tied,
     choose_rows,
+    explain_recomputation,
     list_actions,
     measure_bubble,
 )
 from train.parallel.ranks import Ranks
 from train.parallel.stage_plan import cut_evenly, plan_stages
 from train.parallel.stage_weights import copy_skeleton
-from train.settings import Training
+from train.settings import Training, TrainingRecipe
 from train.step_assembly import distribute_step, make_step_parts
 
 SMALL = {"vocab_size": 31, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 8, "pad_token_id": 0}
@@ -147,6 +156,28 @@ def test_tied_weights_in_shards_cannot_be_on_both_ends_of_a_folded_pipeline():
     check_tied((), "zbv")
     with pytest.raises(RecipeError, match=r"zbv has the first and the last stage on one rank.* share lm_head.weight"):
         check_tied({"lm_head.weight"}, "zbv")
+
+
+def finetune_in_stages(rank, folder):
+    """Fine-tune with checkpoints in a pipeline whose backward passes are in two parts; keeps what is printed."""
+    recipe = TrainingRecipe.load(folder / "recipe.yaml")
+    with (folder / f"{rank}.txt").open("w") as file, contextlib.redirect_stderr(file):
+        finetune(recipe, folder / "tuned", device=CPU, steps=Steps(), cache=Cache(folder / "cache"))
+
+
+def test_finetune_says_what_checkpoints_cost_in_two_parts(tmp_path, monkeypatch):
+    models.save_gpt2(tmp_path / "gpt2", layers=4)
+    (tmp_path / "data.txt").write_text("\n".join(["hello world a b"] * 30 + ["b a world hello"] * 30))
+    content = {"source": str(tmp_path / "gpt2"), "task": "text-generation", "data": str(tmp_path / "data.txt")}
+    content |= {"mesh": {"pipeline": 2, "schedule": "zbv"}, "techniques": ["gradient-checkpointing"], "steps": 2}
+    (tmp_path / "recipe.yaml").write_text(json.dumps(content | {"precision": "fp32", "loader": {"workers": 0}}))
+    assert by_two_ranks(finetune_in_stages, tmp_path, monkeypatch) == [0, 0]
+    sentence = (
+        "by the stages' FLOPs; zbv computes checkpoints again for each group of weights: 1.8 to 3 times the FLOPs"
+    )
+    assert sentence in " ".join((tmp_path / "0.txt").read_text().split())
+    assert not explain_recomputation(Mesh(pipeline=2, schedule="zbv"), ["lora"])
+    assert not explain_recomputation(Mesh(pipeline=2), ["gradient-checkpointing"])
 
 
 def test_a_technique_that_needs_the_whole_model_is_refused():

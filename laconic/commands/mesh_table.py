@@ -121,6 +121,8 @@ def explain_mesh(plan: "MeshPlan") -> str:
 
 def describe_recomputation(plan: "MeshPlan") -> str:
     """Describe in a sentence what gradient checkpointing costs with a backward pass in two parts; "" without both."""
+    from train.parallel.pipeline_schedules import RECOMPUTES
+
     if "gradient-checkpointing" not in plan.training.components().techniques:
         return ""
     flops = {(row.prediction.sizes, row.prediction.schedule): row.prediction.cost.flops for row in plan.rows}
@@ -128,10 +130,7 @@ def describe_recomputation(plan: "MeshPlan") -> str:
     times = [amount / other for amount, other in pairs if other]
     if not times:
         return ""
-    return (
-        f"zbv computes checkpoints again for each group of weights: {max(times):.1f} times the FLOPs of 1f1b, which "
-        f"`work` has."
-    )
+    return f"{RECOMPUTES}: {max(times):.1f} times the FLOPs of 1f1b, which `work` has."
 
 
 def describe_traffic(plan: "MeshPlan", row: "MeshRow") -> str:

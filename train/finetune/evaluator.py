@@ -13,6 +13,7 @@ from train.callbacks.callback import RunLog
 from train.callbacks.journal import format_line, read_lines
 from train.finetune.evaluate import ROWS, evaluate
 from train.finetune.metric import Metric
+from train.parallel.pipeline_schedules import explain_recomputation
 from train.reference_rows import complete_rows
 from train.settings import TrainingRecipe
 from train.snapshots.snapshot import Snapshots
@@ -56,6 +57,7 @@ class Evaluator:
         self._falling = FALLING | {name for name, metric in self._metrics.items() if not metric.higher_is_better}
         self._asked = range(min(recipe.generate, len(validation.keys)))
         self._folder, self._steps, self._is_first = folder, steps, is_first
+        self._recomputation = explain_recomputation(recipe.mesh, [named.name for named in recipe.techniques])
         self._figures = {int(line.pop("step")): line for line in read_lines(folder / LOG)}
         self.after: dict[str, float] = {}
         # The log is written before the weights: what was killed in between is evaluated again.
@@ -89,7 +91,7 @@ class Evaluator:
             self._all = complete_rows(state, self._all, self._folder, self._rows)
             self._part = self._all.rows(range(len(self._part.keys)), self._all.name)
             if description := state.strategy.describe():
-                self._steps.report("pipeline", description)
+                self._steps.report("pipeline", "; ".join(filter(None, (description, self._recomputation))))
             with self._steps.step("evaluate before training") as step:
                 if done not in self._figures:
                     self._record(done, self._evaluate(state, self._all))

@@ -11,7 +11,7 @@ from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleIn
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti
 
 from laconic.errors import RecipeError
-from train.parallel.mesh import ScheduleName
+from train.parallel.mesh import Mesh, ScheduleName
 
 Action = tuple[str, int, int]
 """What a rank does with a micro-batch in a stage: F (forward), B (backward), or I and W (backward for inputs, and for
@@ -49,6 +49,8 @@ SCHEDULES: Mapping[ScheduleName, ScheduleKind] = {
     "interleaved": ScheduleKind(ScheduleInterleaved1F1B, stages=2),
     "zbv": ScheduleKind(ScheduleZBVZeroBubble, stages=2, folds=True),
 }
+RECOMPUTES = "zbv computes checkpoints again for each group of weights"
+"""What the second part of its backward passes does with gradient checkpointing."""
 PER_RANK = 4
 """Micro-batches for each rank of a pipeline, where nothing says how many and the rows suffice: 1F1B then waits for
 (p - 1) / (5 p - 1) of its time, less than a fifth."""
@@ -94,6 +96,14 @@ def check_tied(tied: Collection[str], schedule: ScheduleName) -> None:
             f"each stage by itself, and cannot share {min(tied)} between them. Choose interleaved, or leave out shards "
             f"and replicas"
         )
+
+
+def explain_recomputation(mesh: Mesh, techniques: Collection[str]) -> str:
+    """Say what checkpoints cost where a backward pass is in two parts, as `zbv` has it; "" for other schedules and
+    without checkpoints. techniques: their names."""
+    if mesh.pipeline == 1 or mesh.schedule != "zbv" or "gradient-checkpointing" not in techniques:
+        return ""
+    return f"{RECOMPUTES}: 1.8 to 3 times the FLOPs of 1f1b, which `laconic plan --link` predicts for a model"
 
 
 def list_actions(schedule: Any, ranks: int, micro_batches: int) -> list[list[Action]]:
