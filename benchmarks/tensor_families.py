@@ -13,7 +13,6 @@ import os
 import socket
 import tempfile
 import warnings
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +127,7 @@ def compare(name: str, rank: int, port: int, folder: Path) -> None:
         model = make_model(name)
         assert read_config_plan(model), "no plan for its layers"
         alone = train_model(model, Ranks(), {})
-        with open_ranks(CPU, Mesh(), timeout=timedelta(seconds=SECONDS)):
+        with open_ranks(CPU, Mesh(timeout=SECONDS)):
             ranks = Ranks.of(rank, 2, CPU, Mesh(tensor=2))
             both = train_model(make_model(name), ranks, {"tensor": 2})
         difference = max(abs(one - other) for one, other in zip(alone, both, strict=True))

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 from contextlib import nullcontext
-from datetime import timedelta
 
 import pytest
 import torch
@@ -23,7 +22,8 @@ from train.objectives.array_targets import Targets
 from train.optimizers.adamw import AdamW
 from train.optimizers.parameterwise import local
 from train.parallel.mesh import Mesh
-from train.parallel.ranks import Ranks, check_backend, open_ranks
+from train.parallel.rank_groups import check_backend
+from train.parallel.ranks import Ranks, open_ranks
 from train.run_snapshot import resume, save_snapshot
 from train.settings import Training
 from train.snapshots.snapshot import Snapshots
@@ -292,7 +292,7 @@ def round_weights(rank, folder):
 def fail_on_one(rank, folder):
     training = settings({})
     try:
-        with open_ranks(CPU, training.mesh, timeout=timedelta(seconds=SECONDS)) as ranks:
+        with open_ranks(CPU, Mesh(timeout=SECONDS)) as ranks:
             state = assembled(training, ranks)
             learn(state, training, ranks, 0, 1)
             if rank == 1:

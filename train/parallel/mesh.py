@@ -45,6 +45,8 @@ class Mesh(Strict):
     host's memory, where the optimizer steps. zero: the stage of ZeRO by which DeepSpeed shards over all ranks, in the
     place of FSDP: 1 the state of the optimizer, 2 gradients too, 3 weights too.
 
+    timeout: seconds that ranks wait for one that runs and does not answer. One that ends is noticed at once.
+
     auto: the planner chooses the axes and the schedule for the ranks that have started; `mesh: auto` in a recipe.
     """
 
@@ -59,6 +61,7 @@ class Mesh(Strict):
     precision: Literal["bf16"] | None = None
     offload: bool = False
     zero: Literal[1, 2, 3] | None = None
+    timeout: float = Field(default=1800.0, gt=0)
 
     @model_validator(mode="before")
     @classmethod

@@ -11,19 +11,21 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from laconic.errors import LaconicError, MissingPackage, RecipeError, TrainingFailure, UsageError
 from laconic.registry import missing_package
 from train.parallel.mesh import Axis, AxisSizes, Mesh
+from train.parallel.rank_groups import open_axes, open_group
+from train.snapshots.group_timeout import find_timeout
 from train.step.parallel_strategy import ParallelStrategy
 
-TIMEOUT = timedelta(minutes=30)
-"""How long a collective waits for a rank that runs and does not answer. A rank that ended is noticed at once."""
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 """torch.distributed backends by device type. With a GPU, offloaded shards and flags of the host go through gloo too."""
 LOST = ("closed by peer", "reset by peer", "broken pipe", "connection refused", "remote process has terminated")
 """Parts of the messages of gloo and NCCL when another rank has ended."""
+SILENT = ("timed out waiting", "application timeout", "wait timeout after", "collective operation timeout")
+"""Parts of those when another rank has not answered in time."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,7 @@ class Ranks:
         # Copies of a model that is cut are the replicas of one shard each: DDP takes no distributed tensors.
         needed = {"shard"} if mesh.is_sharded or sizes.replicate > 1 else set()
         shape = {name: size for name, size in sizes._asdict().items() if size > 1 or name in needed}
-        axes = init_device_mesh(device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
-        return cls(rank, world, device, sizes, axes)
+        return cls(rank, world, device, sizes, open_axes(device.type, shape))
 
     def select_axes(self, *names: Axis) -> DeviceMesh | None:
         """Return the part of the device mesh along those of the named axes that it has; None without any."""
@@ -130,7 +131,7 @@ class RanksStrategy(ParallelStrategy):
 
 
 @contextmanager
-def open_ranks(device: torch.device, mesh: Mesh, *, timeout: timedelta = TIMEOUT) -> Iterator[Ranks]:
+def open_ranks(device: torch.device, mesh: Mesh) -> Iterator[Ranks]:
     """Open the ranks of this run for the body: those that torchrun started (RANK, WORLD_SIZE and LOCAL_RANK in the
     environment), or this process alone. Whoever has opened the process group already, as Ray Train does, closes it.
 
@@ -160,45 +161,33 @@ def open_ranks(device: torch.device, mesh: Mesh, *, timeout: timedelta = TIMEOUT
             )
         device = torch.device("cuda", local)
         torch.cuda.set_device(device)
-    is_ours = open_group(BACKENDS[device.type], world, timeout)
     try:
+        is_ours = open_group(BACKENDS[device.type], world, timedelta(seconds=mesh.timeout))
         yield Ranks.of(rank, world, device, mesh)
     except RecipeError as error:
         exit_unless_first(rank, error)
         raise
     except RuntimeError as error:
-        if any(sign in str(error).lower() for sign in LOST):
-            raise TrainingFailure(
-                f"rank {rank} stopped, since another rank has. What happened there stands in its own message"
-            ) from error
+        if reason := explain_loss(error, find_timeout() or timedelta(seconds=mesh.timeout)):
+            raise TrainingFailure(f"rank {rank} {reason}") from error
         raise
     # Not after a failure: the ranks would wait for one another. The others notice the end of this process.
     if is_ours:
         dist.destroy_process_group()
 
 
-def open_group(backend: str, world: int, timeout: timedelta) -> bool:
-    """Open the process group unless there is one, and return whether there was none. Raises UsageError where the one
-    that there is has another backend."""
-    if dist.is_initialized():
-        check_backend(backend)
-        return False
-    if world == 1 and "MASTER_ADDR" not in os.environ:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)  # type: ignore[attr-defined]
-    else:
-        dist.init_process_group(backend, timeout=timeout)
-    return True
-
-
-def check_backend(expected: str) -> None:
-    """Raise UsageError where the process group that is open has no backend for a device that ranks send from."""
-    found = str(dist.get_backend_config())
-    needed = expected.split(",") if ":" in expected else [f"cpu:{expected}"]
-    if not set(needed) <= set(found.split(",")):
-        raise UsageError(
-            f"the process group of this run is open with the backend {found}, and {expected} is needed. Give it that "
-            f'one, in Ray Train TorchConfig(backend="{expected}")'
+def explain_loss(error: RuntimeError, timeout: timedelta) -> str:
+    """Say what of another rank is the cause of an error; "" for anything else. timeout: how long ranks wait."""
+    message = str(error).lower()
+    if any(sign in message for sign in LOST):
+        return "stopped, since another rank has. What happened there stands in its own message"
+    if any(sign in message for sign in SILENT):
+        return (
+            f"has waited {timeout.total_seconds():g} s (mesh.timeout) for another rank, which does not answer: it is "
+            f"stopped, or its network is down. Start the same command again when it has ended: it goes on from the "
+            f"last snapshot"
         )
+    return ""
 
 
 def exit_unless_first(rank: int, error: LaconicError) -> None:

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 
 from laconic.errors import SourceError, TrainingFailure, UsageError
+from train.snapshots.group_timeout import find_timeout
 from train.snapshots.snapshot_manifest import (
     PACKS,
     SnapshotManifest,
@@ -54,7 +55,7 @@ class Snapshots:
         self.keep = keep
         self._damaged: set[int] = set()
 
-        self._group = dist.new_group(backend="gloo") if dist.is_available() and dist.is_initialized() else None
+        self._group = dist.new_group(backend="gloo", timeout=find_timeout()) if dist.is_initialized() else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
         self._writing: Future[None] | None = None
         # torch warns at each save of a single process. Warning filters are global, so it is not set in the thread.
