@@ -82,6 +82,10 @@ MESHES: Mapping[str, Mapping[str, Any]] = {
     "shard 2 x tensor 2": {"shard": 2, "tensor": 2},
     "shard 2 x tensor 2, sequence": {"shard": 2, "tensor": 2, "sequence": True},
     "replicate 2 x tensor 2": {"replicate": 2, "tensor": 2},
+    "context 2": {"context": 2},
+    "context 4": {"context": 4},
+    "shard 2 x context 2": {"shard": 2, "context": 2},
+    "replicate 2 x context 2": {"replicate": 2, "context": 2},
     "pipeline 2, gpipe": {"pipeline": 2, "schedule": "gpipe"},
     "pipeline 2, 1f1b": {"pipeline": 2},
     "pipeline 2, interleaved": {"pipeline": 2, "schedule": "interleaved"},
@@ -144,6 +148,7 @@ def begin_run(model: str, layers: int, techniques: Sequence[Any], mesh: Mapping[
         sharded=training.mesh.is_sharded,
         tensor=ranks.select_axes("tensor"),
         sequence=training.mesh.sequence,
+        context=ranks.context,
         pipeline=make_pipeline(training.mesh, ranks, make_batch(0, ranks.data_rank, ranks.data_world)),
     )
     distribute_step(parts, training, ranks)

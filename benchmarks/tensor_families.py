@@ -1,10 +1,10 @@
-"""Tensor parallelism of all causal language models that have a plan in transformers, as docs/past-one-device.md counts
-them.
+"""Tensor parallelism of all causal language models that have a plan in transformers, and context parallelism of all, as
+docs/past-one-device.md counts them.
 
-    python benchmarks/tensor_families.py [NAME ...]
+    python benchmarks/tensor_families.py [--axis context] [NAME ...]
 
-A small model of each type takes three steps in one process, and three by two ranks with a plan from its config. A line
-for each type: the largest difference of the loss, or why it did not run.
+A small model of each type takes three steps in one process, and three by two ranks with a plan from its config, or with
+a part of the positions each. A line for each type: the largest difference of the loss, or why it did not run.
 """
 
 import json
@@ -48,6 +48,7 @@ SMALL: dict[str, Any] = {
     **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 8),
     **dict.fromkeys(("attention_dropout", "attention_probs_dropout_prob", "hidden_dropout_prob", "dropout"), 0.0),
     **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop", "hidden_dropout", "embedding_dropout"), 0.0),
+    **dict.fromkeys(("residual_dropout", "router_jitter_noise", "input_jitter_noise"), 0.0),
     "vocab_size": 64,
     "vocab_size_per_layer_input": 64,
     "hidden_size_per_layer_input": 8,
@@ -70,15 +71,15 @@ UNSET = (
 """Those of them that are set even where the default is none."""
 
 
-def list_types() -> list[str]:
-    """List the types of causal language models whose config has a plan."""
+def list_types(axis: str) -> list[str]:
+    """List the types of causal language models, for tensor parallelism those whose config has a plan."""
     names = []
     for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         try:
             config = transformers.AutoConfig.for_model(name).get_text_config()
         except Exception:  # noqa: BLE001 - one that needs a package or a setting, whatever it raises
             continue
-        if getattr(config, "base_model_tp_plan", None):
+        if axis == "context" or getattr(config, "base_model_tp_plan", None):
             names.append(name)
     return names
 
@@ -109,6 +110,7 @@ def train_model(model: Any, ranks: Ranks, mesh: dict[str, Any]) -> list[float]:
         training.components(),
         CPU,
         tensor=ranks.select_axes("tensor"),
+        context=ranks.context,
     )
     distribute_step(parts, training, ranks)
     state = parts.assemble()
@@ -116,7 +118,7 @@ def train_model(model: Any, ranks: Ranks, mesh: dict[str, Any]) -> list[float]:
     return [float(loss) for loss in losses if loss is not None]
 
 
-def compare(name: str, rank: int, port: int, folder: Path) -> None:
+def compare(axis: str, name: str, rank: int, port: int, folder: Path) -> None:
     """Train a model in this process and with another rank, and write down the difference."""
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
     os.environ |= place | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
@@ -125,11 +127,11 @@ def compare(name: str, rank: int, port: int, folder: Path) -> None:
     path = folder / f"{name}-{rank}.json"
     try:
         model = make_model(name)
-        assert read_config_plan(model), "no plan for its layers"
+        assert axis == "context" or read_config_plan(model), "no plan for its layers"
         alone = train_model(model, Ranks(), {})
         with open_ranks(CPU, Mesh(timeout=SECONDS)):
-            ranks = Ranks.of(rank, 2, CPU, Mesh(tensor=2))
-            both = train_model(make_model(name), ranks, {"tensor": 2})
+            ranks = Ranks.of(rank, 2, CPU, Mesh.model_validate({axis: 2}))
+            both = train_model(make_model(name), ranks, {axis: 2})
         difference = max(abs(one - other) for one, other in zip(alone, both, strict=True))
         path.write_text(json.dumps({"difference": difference}))
     except BaseException as error:  # noqa: BLE001 - whatever a model raises is its answer
@@ -137,14 +139,14 @@ def compare(name: str, rank: int, port: int, folder: Path) -> None:
         os._exit(1)
 
 
-def run_type(name: str, folder: Path) -> dict[str, Any]:
+def run_type(axis: str, name: str, folder: Path) -> dict[str, Any]:
     """Compare one type by two processes, which are forked from one that has imported everything."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tensor_families"])
-    processes = [context.Process(target=compare, args=(name, rank, port, folder)) for rank in range(2)]
+    processes = [context.Process(target=compare, args=(axis, name, rank, port, folder)) for rank in range(2)]
     for process in processes:
         process.start()
     for process in processes:
@@ -157,15 +159,16 @@ def run_type(name: str, folder: Path) -> dict[str, Any]:
 def main() -> None:
     """Print a row for each type, and how many are equal."""
     parser = make_parser(__doc__)
-    parser.add_argument("names", nargs="*", help="types; default: all that have a plan")
+    parser.add_argument("names", nargs="*", help="types; default: all, for tensor those that have a plan")
+    parser.add_argument("--axis", default="tensor", choices=("tensor", "context"))
     arguments = parser.parse_args()
     results = Results(publish=arguments.publish)
-    types = arguments.names or list_types()
+    types = arguments.names or list_types(arguments.axis)
     equal = 0
     results.begin("types", ["type", "losses", "largest difference"])
     with tempfile.TemporaryDirectory() as folder:
         for name in types:
-            figures = run_type(name, Path(folder))
+            figures = run_type(arguments.axis, name, Path(folder))
             is_equal = figures.get("difference", 1.0) <= CLOSE
             equal += is_equal
             answer = figures.get("error") or f"{figures['difference']:.1e}"

@@ -51,6 +51,7 @@ LENGTH, ROWS = 24, 8
 MESHES = {
     2: {
         "tensor": {"tensor": 2},
+        "context": {"context": 2},
         "pipeline": {"pipeline": 2},
         "zbv": {"pipeline": 2, "schedule": "zbv"},
         "zbv with checkpoints": {"pipeline": 2, "schedule": "zbv"},
@@ -66,6 +67,8 @@ MESHES = {
         "shard x interleaved": {"pipeline": 2, "shard": 2, "schedule": "interleaved"},
         "shard x zbv": {"pipeline": 2, "shard": 2, "schedule": "zbv"},
         "replicate x shard": {"replicate": 2, "shard": 2},
+        "replicate x context": {"replicate": 2, "context": 2},
+        "shard x context": {"shard": 2, "context": 2},
     },
 }
 """By the number of ranks."""
@@ -130,6 +133,7 @@ def measure(folder, training, ranks, groups):
             sharded=training.mesh.is_sharded,
             tensor=ranks.select_axes("tensor"),
             sequence=training.mesh.sequence,
+            context=ranks.context,
             pipeline=make_pipeline(training.mesh, ranks, batch),
         )
         distribute_step(parts, training, ranks)

@@ -16,6 +16,7 @@ from laconic.models.language_model import LanguageModel
 from laconic.tasks.token_positions import IGNORED
 from train.objectives.cross_entropy import TokenCrossEntropy
 from train.objectives.next_token import NextToken
+from train.parallel.context_parallel import check_model, check_settings
 from train.parallel.mesh import Mesh
 from train.parallel.pipeline import make_pipeline
 from train.parallel.ranks import Ranks, open_ranks
@@ -33,11 +34,11 @@ CPU = torch.device("cpu")
 WORDS, ROWS, LENGTH, STEPS, KEPT = 31, 6, 7, 4, 2
 """LENGTH: odd, so that ranks have unequal numbers of positions."""
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
-LLAMA = {**SIZES, "vocab_size": WORDS, "num_key_value_heads": 2, "max_position_embeddings": LENGTH, "pad_token_id": 0}
+LLAMA = {**SIZES, "vocab_size": WORDS, "num_key_value_heads": 2, "max_position_embeddings": 8, "pad_token_id": 0}
 GPT2 = {"vocab_size": WORDS, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": LENGTH, "bos_token_id": 0}
 MASKS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 CHAINS = {
-    2: ("tied", [{"shard": 2}, {"tensor": 2}, {}, {"shard": 2}]),
+    2: ("tied", [{"shard": 2}, {"tensor": 2}, {"context": 2}, {}, {"context": 2, "shard": None}]),
     4: (
         "gpt2",
         [{"shard": 4}, {"tensor": 4}, {"pipeline": 2, "shard": 2}, {"pipeline": 2, "tensor": 2}, {"tensor": 2}],
@@ -79,6 +80,8 @@ RUNS = {
     "gpt2, positions": ("gpt2", POSITIONS, ("gradient-checkpointing", PARTS)),
     "bert, positions": ("bert", POSITIONS, ()),
     "llama, adapters": ("llama", TWO, ADAPTED),
+    "gpt2, parts of rows": ("gpt2", {"context": 2}, ("gradient-checkpointing", PARTS)),
+    "tied, parts of rows": ("tied", {"context": 2}, ({"gradient-accumulation": {"rows": 2}},)),
     "bert, stages": ("deep bert", {"pipeline": 2, "schedule": "zbv"}, ()),
     "tied, bf16": ("tied", TWO, ("bf16", PARTS)),
     "tied, stages": ("deep tied", {"pipeline": 2, "schedule": "interleaved"}, ADAPTED),
@@ -87,6 +90,8 @@ RUNS = {
 FOUR = {
     "tied, shards of positions": ("tied", {**POSITIONS, "shard": 2}, (PARTS,)),
     "gpt2, copies": ("gpt2", {"tensor": 2}, ()),
+    "llama, shards of parts of rows": ("llama", {"context": 2, "shard": 2}, ADAPTED),
+    "tied, four parts of rows": ("tied", {"context": 4}, ({"chunked-cross-entropy": {"chunk": 8}}, PARTS)),
     "tied, stages of heads": ("tied", {"pipeline": 2, "tensor": 2}, ({"gradient-accumulation": {"rows": 3}},)),
     "tied, stages of shards": (
         "deep tied",
@@ -130,7 +135,7 @@ def begin(name, mesh, techniques, ranks, model=None):
     components = training.components()
     pipeline = make_pipeline(training.mesh, ranks, make_rows(0, ranks.data_rank, ranks.data_world))
     axes = {"sharded": training.mesh.is_sharded, "sequence": training.mesh.sequence, "pipeline": pipeline}
-    axes["tensor"] = ranks.select_axes("tensor")
+    axes |= {"tensor": ranks.select_axes("tensor"), "context": ranks.context}
     parts = make_step_parts(module, objective(None), components, CPU, **axes)
     distribute_step(parts, training, ranks)
     state = parts.assemble()
@@ -211,6 +216,9 @@ def run_each(rank, folder, world, runs):
         figures["chain"] = run_chain(rank, folder, *CHAINS[world], world)
         if world == 2:
             figures["dropout"] = [run_dropout(rank, world, mesh) for mesh in (TWO, POSITIONS)]
+            ranks = Ranks.of(rank, world, CPU, Mesh(context=2))
+            figures["evaluation"] = evaluate_rows(begin("tied", {"context": 2}, (), ranks))
+            figures["seed"] = ranks.seed_rank
     (folder / f"{world}-{rank}.json").write_text(json.dumps(figures))
 
 
@@ -229,6 +237,14 @@ def run_dropout(rank, world, mesh):
     train_step(state, make_rows(0))
     norm = model.bert.embeddings.LayerNorm.weight.to_local()
     return {"attention": [part.sum(-1).flatten().tolist() for part in seen[:1]], "outside": norm.tolist()}
+
+
+def evaluate_rows(state):
+    """The loss of rows, and the tokens behind them."""
+    batch, model = make_rows(0), state.module.eval()
+    with torch.no_grad():
+        loss = float(state.objective.measure(model, batch)["loss"])
+    return {"loss": loss, "tokens": model.choose_next(batch["input_ids"], batch["attention_mask"]).tolist()}
 
 
 def run_two(rank, folder):
@@ -319,6 +335,50 @@ def test_dropout_is_one_mask_outside_of_heads_and_another_for_each_rank_inside(t
         assert first["attention"] != second["attention"]
 
 
+def test_ranks_with_parts_of_rows_evaluate_whole_rows(together):
+    expected = evaluate_rows(begin("tied", {}, (), Ranks()))
+    for rank in together[2]:
+        assert rank["evaluation"]["loss"] == pytest.approx(expected["loss"], abs=1e-4)
+        assert rank["evaluation"]["tokens"] == expected["tokens"]
+    assert together[2][0]["seed"] != together[2][1]["seed"], "dropout is another for each position"
+
+
+def make_phi3():
+    scaling = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0, 1.0], "long_factor": [2.0, 2.0]}
+    sizes = LLAMA | {"original_max_position_embeddings": LENGTH}
+    return transformers.Phi3ForCausalLM(transformers.Phi3Config(**sizes, rope_parameters=scaling))
+
+
+def make_mamba():
+    sizes = {"hidden_size": 8, "state_size": 4, "num_hidden_layers": 1}
+    return transformers.MambaForCausalLM(transformers.MambaConfig(vocab_size=WORDS, **sizes))
+
+
+@pytest.mark.parametrize(
+    ("make", "ranks", "message"),
+    [
+        (lambda: llama().model, 5, "5 ranks have two parts of a row each, and it takes 8 positions"),
+        (lambda: transformers.MistralForCausalLM(transformers.MistralConfig(**LLAMA)), 2, "has sliding_window"),
+        (lambda: transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**LLAMA)), 2, "layers of sliding_attention"),
+        (make_phi3, 2, "depend on the length of the row"),
+        (lambda: transformers.BertLMHeadModel(bert().config), 2, "depend on other positions by more than causal"),
+        (make_mamba, 2, "layers of linear_attention"),
+    ],
+)
+def test_a_model_whose_rows_cannot_be_spread_is_refused(make, ranks, message):
+    def check(model):
+        check_settings(model, ranks)
+        check_model(model)
+
+    with pytest.raises(RecipeError, match=message):
+        check(LanguageModel(make()))
+
+
+def test_context_is_for_the_next_token():
+    with pytest.raises(RecipeError, match="context cannot spread the rows of this model: it is for language"):
+        make_step_parts(bert(), TokenCrossEntropy(None), Training().components(), CPU, context=object())
+
+
 SMALL = {**LLAMA, "head_dim": 4}
 FAMILIES = {"Llama": {}, "Qwen3": {}, "Mistral": {}, "Gemma2": {}}
 
@@ -370,8 +430,9 @@ def test_adapters_beside_spread_positions_are_refused():
         find_blocks(adapted, {})
 
 
-def test_a_technique_that_needs_whole_layers_is_refused():
-    training = Training(mesh=TWO, techniques=("chunked-cross-entropy",))
+@pytest.mark.parametrize(("mesh", "name"), [(TWO, "chunked-cross-entropy"), ({"context": 2}, "sequence-packing")])
+def test_a_technique_that_needs_whole_layers_or_rows_is_refused(mesh, name):
+    training = Training(mesh=mesh, techniques=(name,))
     parts = make_step_parts(llama(), NextToken(None), training.components(), CPU)
-    with pytest.raises(RecipeError, match=r"chunked-cross-entropy and mesh \(tensor\) cannot be combined"):
+    with pytest.raises(RecipeError, match=rf"{name} and mesh \({next(iter(mesh))}\) cannot be combined"):
         distribute_step(parts, training, Ranks(0, 2))

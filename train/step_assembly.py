@@ -1,6 +1,7 @@
 """From settings to the parts of a training step: the same for training, for simulating a step, and for timing it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import ceil
 
 import torch
@@ -12,6 +13,7 @@ from laconic.errors import RecipeError
 from train.offload.host_memory import HostMemory
 from train.optimizers.optimizer import Groups, parameter_groups
 from train.optimizers.weight_average import average_weights
+from train.parallel.context_parallel import check_context, spread_rows
 from train.parallel.data_parallel import replicate_model
 from train.parallel.deepspeed_zero import shard_by_deepspeed
 from train.parallel.fully_sharded import shard_parameters
@@ -36,18 +38,18 @@ def make_step_parts(
     sharded: bool = False,
     tensor: DeviceMesh | None = None,
     sequence: bool = False,
+    context: DeviceMesh | None = None,
     pipeline: PipelineSettings | None = None,
 ) -> StepParts:
     """Make the parts of a step with every technique applied, not assembled yet.
 
     sharded: whether the weights are to be sharded, so that no device ever holds all of them. tensor: the ranks that
     compute a part of every layer each. sequence: whether these have a part of the positions each between attention and
-    FFN. pipeline: how the layers are cut into stages, of which this rank keeps some. The module is changed in place:
-    training mode, gradients for every floating-point parameter, float32. Raises RecipeError for layers that `tensor`,
-    `sequence` or `pipeline` does not divide.
+    FFN. context: the ranks that have a part of the positions each of the same rows. pipeline: how the layers are cut
+    into stages, of which this rank keeps some. The module is changed in place: training mode, gradients for every
+    floating-point parameter, float32. Raises RecipeError for a model that these do not divide.
     """
-    if tensor is not None or pipeline is not None:
-        check_parts(objective)
+    check_parts(module, objective, is_cut=tensor is not None or pipeline is not None, context=context)
     train_everything(module)
     plan = make_plan(module, tensor.size()) if tensor is not None else None
     stages = pipeline.make_plan(module, objective) if pipeline is not None else None
@@ -58,13 +60,8 @@ def make_step_parts(
     is_placed = sharded or tensor is not None or any(technique.places_weights for technique in techniques)
     if elsewhere and not is_placed and pipeline is None:
         module.to(device)
-
-    def unfreeze() -> None:
-        for parameter in frozen:
-            parameter.requires_grad_(True)
-
     parts = StepParts(module, objective, *builders, device, HostMemory(device))
-    parts.on_restore(unfreeze)
+    parts.on_restore(partial(unfreeze_parameters, frozen))
     first = [technique for technique in techniques if SLOTS.index(technique.slot) <= SLOTS.index("weights")]
     for technique in first:
         technique.apply(parts)
@@ -76,6 +73,8 @@ def make_step_parts(
         split_layers(parts, plan.select(module), tensor, sequence=sequence)
     for technique in techniques[len(first) :]:
         technique.apply(parts)
+    if context is not None:
+        spread_rows(parts, context)
     return parts
 
 
@@ -86,9 +85,17 @@ def train_everything(module: nn.Module) -> None:
         parameter.requires_grad_(parameter.is_floating_point())
 
 
-def check_parts(objective: Objective) -> None:
-    """Raise RecipeError where an objective needs a whole model on each rank."""
-    if not objective.takes_parts_of_layers:
+def unfreeze_parameters(frozen: Sequence[nn.Parameter]) -> None:
+    """Give parameters their gradients back."""
+    for parameter in frozen:
+        parameter.requires_grad_(True)
+
+
+def check_parts(module: nn.Module, objective: Objective, *, is_cut: bool, context: DeviceMesh | None) -> None:
+    """Raise RecipeError where an objective needs a whole model on each rank, or whole rows."""
+    if context is not None:
+        check_context(module, objective, context)
+    if is_cut and not objective.takes_parts_of_layers:
         raise RecipeError(
             "mesh: preferences are learned by a whole model on each rank, and tensor or pipeline cuts it. Leave it out"
         )

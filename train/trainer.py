@@ -160,6 +160,7 @@ def start_training(
         sharded=training.mesh.is_sharded,
         tensor=ranks.select_axes("tensor"),
         sequence=training.mesh.sequence,
+        context=ranks.context,
         pipeline=pipeline,
     )
     distribute_step(parts, training, ranks)

@@ -31,9 +31,11 @@ def print_meshes(plan: "MeshPlan", *, everything: bool = False) -> None:
     from train.planner.mesh_summary import format_mesh
 
     unit, _ = choose_unit(max(row.need for row in plan.rows))
+    context = plan.rows[0].prediction.sizes.context
     title = (
         f"{plan.model.name}: {format_count(plan.model.parameters, billion='B')} parameters, batch "
-        f"{plan.training.batch_size}, length {plan.length}, {plan.devices} ranks, {plan.link.name}; {unit} and seconds"
+        f"{plan.training.batch_size}, length {plan.length}, {plan.devices} ranks, "
+        f"{f'context {context}, ' if context > 1 else ''}{plan.link.name}; {unit} and seconds"
     )
     rows = plan.rows if everything else select_rows(plan)
     OUT.print(make_mesh_table(plan, title, rows))
@@ -76,7 +78,7 @@ def make_mesh_table(plan: "MeshPlan", title: str, rows: "list[MeshRow] | tuple[M
         mark = "*" if row is plan.chosen else " " if row.fits(plan.memory) else "!"
         table.add_row(
             mark,
-            *(str(count) for count in sizes),
+            *map(str, (sizes.pipeline, sizes.replicate, sizes.shard, sizes.tensor)),
             prediction.schedule or "",
             str(prediction.micro_batches),
             format_size(row.need / size),

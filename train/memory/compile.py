@@ -31,7 +31,10 @@ class Compile(Technique):
     slot = "compile"
     exact = True
     is_simulated = False
-    excludes: ClassVar[Mapping[str, str]] = {"zero": "DeepSpeed works in hooks, which a compiled model does not call"}
+    excludes: ClassVar[Mapping[str, str]] = {
+        "context": "a compiled layer does not gather keys and values",
+        "zero": "DeepSpeed works in hooks, which a compiled model does not call",
+    }
 
     scope: Literal["blocks", "step"] = "blocks"
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "default"

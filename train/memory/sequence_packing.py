@@ -1,8 +1,8 @@
 """Sequence packing: several texts in a row of the batch, in place of padding."""
 
 import inspect
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -32,6 +32,7 @@ class SequencePacking(Technique):
 
     slot = "batch"
     exact = True
+    excludes: ClassVar[Mapping[str, str]] = {"context": "its ranks attend to all earlier positions of a row"}
 
     length: int | None = Field(default=None, ge=1)
 

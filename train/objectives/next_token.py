@@ -18,6 +18,7 @@ from laconic.tasks.chat_template import MarkedText
 from laconic.tasks.text_generation import TextGeneration
 from laconic.tasks.token_positions import IGNORED
 from train.objectives.logit_gradients import sum_cross_entropy
+from train.objectives.row_positions import AllPositions
 from train.step.objective import TARGETS, Batch, Objective, to_tensors
 
 LinearCrossEntropy = Callable[[Tensor, Tensor, Tensor | None, Tensor, float | None], Tensor]
@@ -79,10 +80,11 @@ class NextToken(Objective):
         super().__init__(task)
         self.cross_entropy: LinearCrossEntropy = whole_logits
         self.layout = TextLayout()
+        self.positions = AllPositions()
 
     def __getstate__(self) -> dict[str, Any]:
-        # What makes batches in another process needs no loss, which may hold the model.
-        return vars(self) | {"cross_entropy": whole_logits}
+        # What makes batches in another process needs no loss, which may hold the model or other ranks.
+        return vars(self) | {"cross_entropy": whole_logits, "positions": AllPositions()}
 
     def prepare_rows(self, dataset: Dataset) -> Dataset:
         """Tokenize the texts, ended by the end token. One that is longer than the model reads becomes several blocks,
@@ -143,10 +145,14 @@ class NextToken(Objective):
 
     def loss(self, module: nn.Module, batch: Batch) -> Tensor:
         model: Any = module
-        read = {name: batch[name] for name in ("input_ids", "attention_mask", "position_ids") if name in batch}
-        hidden = model.hidden(**read).flatten(0, 1)
-        head, targets = model.head, batch[TARGETS].flatten()
-        return self.cross_entropy(hidden, head.weight, getattr(head, "bias", None), targets, model.logit_cap)
+        with self.positions.select(batch) as part:
+            read = {name: part[name] for name in ("input_ids", "attention_mask", "position_ids") if name in part}
+            hidden = model.hidden(**read).flatten(0, 1)
+            head, targets = model.head, part[TARGETS].flatten()
+            return self.cross_entropy(hidden, head.weight, getattr(head, "bias", None), targets, model.logit_cap)
+
+    def measure(self, module: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        return {"loss": self.positions.sum(self.loss(module, batch))}
 
     def answer(self, module: nn.Module, samples: Sequence[Any], device: torch.device) -> list[dict[str, str]]:
         return answer_prompts(self.task, module, samples, device)

@@ -45,9 +45,8 @@ class TrafficCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def name_groups(ranks: Ranks) -> dict[str, int]:
     """Return the number of ranks along each axis of the mesh, by the name of its process group."""
-    if ranks.axes is None:
-        return {}
-    groups = [ranks.axes.get_group(number) for number in range(ranks.axes.ndim)]
+    meshes = [mesh for mesh in (ranks.axes, ranks.context) if mesh is not None]
+    groups = [mesh.get_group(number) for mesh in meshes for number in range(mesh.ndim)]
     return {str(group.group_name): group.size() for group in groups}
 
 

@@ -9,7 +9,7 @@ from laconic.config import Strict
 from laconic.errors import RecipeError
 
 ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zbv"]
-Axis = Literal["pipeline", "replicate", "shard", "tensor"]
+Axis = Literal["pipeline", "replicate", "shard", "context", "tensor"]
 """What the ranks along an axis of a mesh share, outermost axis first: neighbours exchange the most."""
 
 
@@ -19,6 +19,7 @@ class AxisSizes(NamedTuple):
     pipeline: int = 1
     replicate: int = 1
     shard: int = 1
+    context: int = 1
     tensor: int = 1
 
     def __str__(self) -> str:
@@ -36,9 +37,10 @@ class Mesh(Strict):
     ranks and gradients averaged over the copies (hybrid sharding). tensor: ranks that compute a part of the attention
     heads and FFN units of every layer (Shoeybi et al., Megatron-LM, arXiv 1909.08053). sequence: whether these ranks
     have a part of the positions each between attention and FFN, where norms and what is added take less memory then
-    (Korthikanti et al., arXiv 2205.05198). pipeline: ranks that have some
-    of the layers each, through which micro-batches pass in the order of `schedule` (Huang et al., GPipe, arXiv
-    1811.06965).
+    (Korthikanti et al., arXiv 2205.05198). context: ranks that have a part of the positions of the same rows each, in
+    all layers, and gather the keys and values of all in each attention (Grattafiori et al., The Llama 3 Herd of Models,
+    arXiv 2407.21783); shards are spread over these ranks, too. pipeline: ranks that have some of the layers each,
+    through which micro-batches pass in the order of `schedule` (Huang et al., GPipe, arXiv 1811.06965).
 
     compress: for replicas, the precision in which gradients are sent. precision: for shards, the precision in which
     weights are gathered and the model computes; shards and summed gradients stay FP32. offload: shards stay in the
@@ -55,6 +57,7 @@ class Mesh(Strict):
     shard: int | None = Field(default=1, ge=1)
     tensor: int = Field(default=1, ge=1)
     sequence: bool = False
+    context: int = Field(default=1, ge=1)
     pipeline: int = Field(default=1, ge=1)
     schedule: ScheduleName = "1f1b"
     compress: Literal["fp16", "bf16"] | None = None
@@ -66,11 +69,6 @@ class Mesh(Strict):
     @model_validator(mode="before")
     @classmethod
     def _read_names(cls, values: Any) -> Any:
-        if isinstance(values, dict) and "context" in values:
-            raise ValueError(
-                "context parallelism is not there: torch has no form of its CPU attention for parts of a sequence, and "
-                "that for CUDA was not tried. Set tensor and sequence: true to spread long rows over ranks"
-            )
         return {"auto": True} if values == "auto" else values
 
     @model_validator(mode="after")
@@ -85,6 +83,8 @@ class Mesh(Strict):
             return self
         if self.compress and (self.is_sharded or self.tensor > 1 or self.pipeline > 1):
             raise ValueError("compress is for replicas of whole models. Set precision in its place")
+        if self.context > 1 and (self.tensor > 1 or self.pipeline > 1):
+            raise ValueError("context is for ranks that have whole layers. Leave tensor and pipeline out, or context")
         if self.sequence and (self.tensor == 1 or self.pipeline > 1):
             raise ValueError("sequence spreads positions over the ranks of tensor: 2 or more, without pipeline")
         if self.tensor > 1 and self.pipeline > 1 and self.schedule in ("interleaved", "zbv"):
@@ -96,7 +96,7 @@ class Mesh(Strict):
 
     def _check_zero(self) -> None:
         """Raise ValueError for what DeepSpeed does not do here."""
-        others = {"auto", "replicate", "tensor", "pipeline", "precision", "offload"}
+        others = {"auto", "replicate", "context", "tensor", "pipeline", "precision", "offload"}
         if named := sorted(others & {name for name in self.model_fields_set if getattr(self, name)}):
             raise ValueError(
                 f"zero has DeepSpeed shard over all ranks, and {named[0]} is for other meshes. Leave one of them out"
@@ -114,15 +114,15 @@ class Mesh(Strict):
         """What the ranks share: axes of the mesh, and "zero" where DeepSpeed shards, as techniques and optimizers name
         what they cannot be combined with."""
         data = ["shard" if self.is_sharded else "replicate"] + ["zero"] * (self.zero is not None)
-        cuts: tuple[Axis, ...] = ("tensor", "pipeline")
+        cuts: tuple[Axis, ...] = ("context", "tensor", "pipeline")
         return (*data, *(axis for axis in cuts if getattr(self, axis) > 1))
 
     def resolve(self, world: int) -> AxisSizes:
         """Return the sizes of all axes for `world` ranks. Raises RecipeError for a mismatch."""
-        rest = world // (self.tensor * self.pipeline)
+        rest = world // (self.context * self.tensor * self.pipeline)
         shard = self.shard or max(1, rest // (self.replicate or 1))
         replicate = self.replicate or max(1, rest // shard)
-        sizes = AxisSizes(self.pipeline, replicate, shard, self.tensor)
+        sizes = AxisSizes(self.pipeline, replicate, shard, self.context, self.tensor)
         if prod(sizes) != world:
             raise RecipeError(
                 f"mesh: {prod(sizes)} ranks ({sizes}) were expected, and {world} were started. Start "

@@ -31,25 +31,31 @@ SILENT = ("timed out waiting", "application timeout", "wait timeout after", "col
 @dataclass(frozen=True)
 class Ranks:
     """The ranks of a run. rank: the number of this process. world: the number of processes. device: of this process.
-    sizes: of the mesh. axes: the device mesh where parameters are distributed tensors, with the axes that it has."""
+    sizes: of the mesh. axes: the device mesh where parameters are distributed tensors, with the axes that it has; its
+    `shard` goes along `context`, too. context: the ranks that have the same rows as this one, and other positions."""
 
     rank: int = 0
     world: int = 1
     device: torch.device = torch.device("cpu")  # noqa: RUF009 - as immutable as a string
     sizes: AxisSizes = AxisSizes()  # noqa: RUF009 - a tuple
     axes: DeviceMesh | None = None
+    context: DeviceMesh | None = None
 
     @classmethod
     def of(cls, rank: int, world: int, device: torch.device, mesh: Mesh) -> "Ranks":
         """Make this rank of an initialized process group. Raises RecipeError where the mesh does not fit `world`."""
         sizes = mesh.resolve(world)
+        context = None
+        if sizes.context > 1:
+            context = open_axes(device.type, {"rows": world // sizes.context, "context": sizes.context})["context"]
         is_cut = sizes.tensor > 1 or sizes.pipeline > 1
         if not mesh.is_sharded and not is_cut:
-            return cls(rank, world, device, sizes)
+            return cls(rank, world, device, sizes, context=context)
         # Copies of a model that is cut are the replicas of one shard each: DDP takes no distributed tensors.
         needed = {"shard"} if mesh.is_sharded or sizes.replicate > 1 else set()
-        shape = {name: size for name, size in sizes._asdict().items() if size > 1 or name in needed}
-        return cls(rank, world, device, sizes, open_axes(device.type, shape))
+        named = sizes._replace(shard=sizes.shard * sizes.context, context=1)._asdict().items()
+        shape = {name: size for name, size in named if size > 1 or name in needed}
+        return cls(rank, world, device, sizes, open_axes(device.type, shape), context)
 
     def select_axes(self, *names: Axis) -> DeviceMesh | None:
         """Return the part of the device mesh along those of the named axes that it has; None without any."""
@@ -58,8 +64,9 @@ class Ranks:
 
     @property
     def data_rank(self) -> int:
-        """Which part of each batch this rank trains on: ranks along `tensor` and `pipeline` have the same rows."""
-        return self.rank // self.sizes.tensor % self.data_world
+        """Which part of each batch this rank trains on: ranks along `context`, `tensor` and `pipeline` have the same
+        rows."""
+        return self.rank // (self.sizes.context * self.sizes.tensor) % self.data_world
 
     @property
     def seed_rank(self) -> int:
@@ -84,12 +91,13 @@ class Ranks:
     def reduce_terms(self, terms: int) -> float:
         """Return the mean over the ranks of their numbers of loss terms. Each rank divides its sum of losses by it, so
         that the average of the ranks' gradients is that of the batch. The host has to know whether there is any. Ranks
-        that have the same rows count as often in the sum as in their number."""
+        that compute the same terms count as often in the sum as in their number; those along `context` compute a part
+        each of the terms that they count."""
         if self.world == 1 or dist.get_backend() == "fake":  # without other ranks; and its tensors may have no values
             return float(terms)
         number = torch.tensor(terms)
         self._reduce(number)
-        return int(number) / self.world
+        return int(number) / self.world / self.sizes.context
 
     def average(self, loss: Tensor) -> Tensor:
         """Average a tensor over the ranks."""

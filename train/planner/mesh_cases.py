@@ -32,11 +32,12 @@ class RankCase:
     shard: int | None
     rows: int
     tensor: int
+    context: int = 1
 
     @property
     def mesh(self) -> Mesh:
         """The mesh that it is on."""
-        return Mesh(replicate=2 if self.copies else 1, shard=self.shard or 1, tensor=self.tensor)
+        return Mesh(replicate=2 if self.copies else 1, shard=self.shard or 1, context=self.context, tensor=self.tensor)
 
 
 Case = StageCase | RankCase
@@ -105,7 +106,7 @@ def list_rank_cases(training: Training, sizes: AxisSizes) -> list[tuple[float, R
     cases: dict[RankCase, float] = {}
 
     def add(weight: float, shard: int | None, rows: int, tensor: int) -> None:
-        case = RankCase(sizes.replicate > 1 and (shard or 1) == 1, shard, rows, tensor)
+        case = RankCase(sizes.replicate > 1 and (shard or 1) == 1, shard, rows, tensor, sizes.context)
         cases[case] = cases.get(case, 0.0) + weight
 
     for weight, tensor in spread_ranks(sizes.tensor):

@@ -65,8 +65,8 @@ class CaseSimulator:
         job, mesh = self.job, self.job.training.mesh
         sizes = {"precision": mesh.precision, "offload": mesh.offload}
         mesh = case.mesh.model_copy(update=sizes if case.shard is not None else {})
-        world = prod((mesh.replicate or 1, mesh.shard or 1, mesh.tensor))
-        rows = case.rows * world // mesh.tensor
+        data_world = prod((mesh.replicate or 1, mesh.shard or 1))
+        world, rows = data_world * mesh.context * mesh.tensor, case.rows * data_world
         training = job.training.model_copy(update={"mesh": mesh, "batch_size": rows})
         return predict_rank(job.model, training, job.length, job.rates, world)
 
@@ -215,7 +215,14 @@ def list_possible(job: MeshJob, devices: int) -> tuple[dict[Mesh, list[Case]], s
 
 
 def list_meshes(job: MeshJob, devices: int) -> Iterator[Mesh]:
-    """Yield the meshes of so many ranks whose tensor axis divides the layers of the model."""
+    """Yield the meshes of so many ranks whose tensor axis divides the layers of the model; where the recipe has
+    `context`, those with as many ranks along it."""
+    context = job.training.mesh.context
+    if context > 1:
+        for shard in list_divisors(devices // context if devices % context == 0 else 0):
+            sizes = AxisSizes(replicate=devices // context // shard, shard=shard, context=context)
+            yield make_mesh(job.training.mesh, sizes, "1f1b")
+        return
     for tensor in list_divisors(devices):
         if tensor > 1:
             try:
@@ -225,7 +232,7 @@ def list_meshes(job: MeshJob, devices: int) -> Iterator[Mesh]:
         for pipeline in list_divisors(devices // tensor):
             rest = devices // (tensor * pipeline)
             for shard in list_divisors(rest):
-                sizes = AxisSizes(pipeline, rest // shard, shard, tensor)
+                sizes = AxisSizes(pipeline, rest // shard, shard, tensor=tensor)
                 # Parts of layers take one stage on a rank.
                 names = [name for name, kind in SCHEDULES.items() if tensor == 1 or kind.stages == 1]
                 schedules: Iterable[ScheduleName] = names if pipeline > 1 else ("1f1b",)

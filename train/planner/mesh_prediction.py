@@ -91,9 +91,12 @@ def predict_whole_ranks(job: MeshJob, sizes: AxisSizes, simulated: Simulated) ->
     prediction, rows = combine_predictions(terms), count_rows(job.training, sizes)
     micro = job.training.components().micro_batch or rows
     gradients = prediction.phases["optimizer"]["gradients"]
+    # Along `context`, whole weights have copies, and shards are spread.
+    copies, shards = (1, sizes.context) if sizes.shard > 1 else (sizes.context, 1)
     traffic: dict[Axis, float] = {
-        "replicate": 2 * share_sent(sizes.replicate) * count_averaged(job.training, sizes, gradients),
-        "shard": share_sent(sizes.shard) * prediction.cost.shard,
+        "replicate": 2 * share_sent(sizes.replicate * copies) * count_averaged(job.training, sizes, gradients),
+        "shard": share_sent(sizes.shard * shards) * prediction.cost.shard,
+        "context": share_sent(sizes.context) * prediction.cost.context,
         "tensor": share_sent(sizes.tensor) * prediction.cost.tensor,
     }
     return MeshPrediction(

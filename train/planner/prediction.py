@@ -130,6 +130,7 @@ def simulate_step(
             sharded=mesh.is_sharded,
             tensor=tensor,
             sequence=mesh.sequence,
+            context=ranks.context,
         )
         # No more micro-batches than are simulated.
         distribute_step(step, training.model_copy(update={"batch_size": rows * ranks.data_world}), ranks)

@@ -1,5 +1,7 @@
 """The parts of a simulated step's cost that its operations do not tell."""
 
+from torch.distributed.device_mesh import DeviceMesh
+
 from train.parallel.mesh import Axis
 from train.parallel.ranks import Ranks
 from train.planner.device_rates import DeviceRates, measure_optimizer
@@ -10,8 +12,8 @@ from train.step.train_state import TrainState
 
 def name_groups(ranks: Ranks) -> dict[str, Axis]:
     """Return the axes of the ranks by the names of their process groups."""
-    names: tuple[Axis, ...] = ("shard", "tensor")
-    axes = {name: ranks.select_axes(name) for name in names}
+    axes: dict[Axis, DeviceMesh | None] = {"context": ranks.context}
+    axes |= {"shard": ranks.select_axes("shard"), "tensor": ranks.select_axes("tensor")}
     return {str(axis.get_group().group_name): name for name, axis in axes.items() if axis is not None}
 
 

@@ -30,9 +30,9 @@ class StepCost:
     """The cost of a step or of a part of it.
 
     device: seconds of operations on the device. copies: seconds of copies between device and host. host: seconds of
-    operations on the host. flops: the device's floating-point operations. shard, tensor: bytes that a rank sends along
-    these axes of a mesh, if they are very long: n ranks in a ring send (n - 1) / n of it. Its time is in none of the
-    others.
+    operations on the host. flops: the device's floating-point operations. shard, context, tensor: bytes that a rank
+    sends along these axes of a mesh, if they are very long: n ranks in a ring send (n - 1) / n of it. Its time is in
+    none of the others.
     """
 
     device: float = 0.0
@@ -40,6 +40,7 @@ class StepCost:
     host: float = 0.0
     flops: float = 0.0
     shard: float = 0.0
+    context: float = 0.0
     tensor: float = 0.0
 
     def seconds(self) -> float:
@@ -54,6 +55,7 @@ class StepCost:
             self.host + times * other.host,
             self.flops + times * other.flops,
             self.shard + times * other.shard,
+            self.context + times * other.context,
             self.tensor + times * other.tensor,
         )
 
@@ -101,6 +103,8 @@ class CostMeter:
         amount = times * count_sent(func, [*find_tensors(args), *outputs])
         if axis == "shard":
             cost.shard += amount
+        elif axis == "context":
+            cost.context += amount
         elif axis == "tensor":
             cost.tensor += amount
 

@@ -47,7 +47,7 @@ class Technique(BaseModel, ABC):
     excludes: ClassVar[Mapping[str, str]] = {}
     """What it cannot be combined with, each with the reason in a few words: techniques by name,
     "max_grad_norm" (gradient clipping), "ema" (the average of the weights), "replicate" (data parallelism), "shard"
-    (fully sharded data parallelism), "zero" (that by DeepSpeed)."""
+    (fully sharded data parallelism), "zero" (that by DeepSpeed), "context" (context parallelism)."""
     requires: ClassVar[Sequence[str]] = ()
     """Techniques by name, one of which must be used too."""
     requires_of_optimizer: ClassVar[Sequence[str]] = ()
