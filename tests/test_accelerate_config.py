@@ -84,6 +84,11 @@ def summarize(recipe):
             },
         ),
         (
+            "FSDP",
+            {"parallelism_config": {f"{PARALLEL}cp_size": 2, f"{PARALLEL}cp_comm_strategy": "allgather"}},
+            {"mesh": {"shard": None, "context": 2}, "precision": "fp32"},
+        ),
+        (
             "MULTI_GPU",
             {
                 "parallelism_config": {f"{PARALLEL}dp_shard_size": 2, f"{PARALLEL}tp_size": 2, f"{PARALLEL}cp_size": 1},
@@ -121,7 +126,12 @@ def test_what_is_decided_or_has_its_equal_elsewhere_is_said(convert):
         ("MULTI_GPU", {"mixed_precision": "fp8"}, "mixed_precision is 'fp8'"),
         ("FSDP", {"mixed_precision": "fp16"}, "mixed_precision is 'fp16': with this mesh there is fp32 and bf16"),
         ("MULTI_GPU", {"fp8_config": {"backend": "TE"}}, "fp8_config is .*there is nothing like it here"),
-        ("MULTI_GPU", {"parallelism_config": {f"{PARALLEL}cp_size": 2}}, f"{PARALLEL}cp_size is 2: there is nothing"),
+        (
+            "MULTI_GPU",
+            {"parallelism_config": {f"{PARALLEL}cp_comm_strategy": "alltoall"}},
+            "of all positions are gathered",
+        ),
+        ("MULTI_GPU", {"parallelism_config": {f"{PARALLEL}sp_size": 2}}, f"{PARALLEL}sp_size is 2: there is nothing"),
         ("MULTI_GPU", {"dynamo_config": {"dynamo_backend": "AOT_EAGER"}}, "dynamo_backend is 'AOT_EAGER'"),
         ("DEEPSPEED", {"deepspeed_config": {"deepspeed_config_file": "ds.json"}}, "deepspeed_config_file is 'ds.json'"),
         (

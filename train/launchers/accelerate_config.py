@@ -288,6 +288,12 @@ def read_axis(axis: str) -> Callable[[AccelerateConfig, Any], None]:
     return read
 
 
+def read_gathering(config: AccelerateConfig, value: Any) -> None:
+    """Read how ranks along `context` exchange keys and values."""
+    if value != "allgather":
+        raise ValueError("keys and values of all positions are gathered: allgather")
+
+
 def read_environment(config: AccelerateConfig, value: Any) -> None:
     """Read where the ranks are."""
     if value != "LOCAL_MACHINE":
@@ -311,6 +317,8 @@ KEYS: Mapping[str, Callable[[AccelerateConfig, Any], None]] = {
     "dynamo_mode": read_compiler_mode,
     f"{PARALLELISM}dp_replicate_size": read_axis("replicate"),
     f"{PARALLELISM}dp_shard_size": read_axis("shard"),
+    f"{PARALLELISM}cp_size": read_axis("context"),
+    f"{PARALLELISM}cp_comm_strategy": read_gathering,
     f"{PARALLELISM}tp_size": read_axis("tensor"),
 }
 """By key, what reads it. Each raises ValueError with the reason where a value has no equal."""
