@@ -29,7 +29,7 @@ from train.parallel.pipeline_schedules import SCHEDULES, measure_bubble
 from train.parallel.ranks import Ranks, open_ranks
 from train.planner.memory_prediction import sum_categories
 from train.planner.mesh_cases import EXACT_LAYERS, EXACT_ROWS, spread
-from train.planner.mesh_plan import CaseSimulator, choose_mesh, describe_mesh, parse_link, plan_mesh
+from train.planner.mesh_plan import CaseSimulator, choose_mesh, describe_mesh, list_meshes, parse_link, plan_mesh
 from train.planner.mesh_plots import plot_meshes
 from train.planner.mesh_prediction import list_cases, predict_mesh
 from train.planner.mesh_summary import summarize_meshes
@@ -209,6 +209,13 @@ def test_the_prediction_for_parts_of_the_sequence_is_what_a_rank_measures(kind, 
     folder, figures = measured(2, kind)
     prediction = predict_rank(open_meta_model(folder), settings(SEQUENCE), LENGTH, RATES, 2, whole=True)
     assert prediction.peak == pytest.approx(figures[0]["sequence"][0], rel=1e-3)
+
+
+def test_meshes_are_planned_with_the_context_of_the_recipe(tmp_path):
+    job = make_job(open_meta_model(save_config(tmp_path, "llama")), settings({"context": 2}), LENGTH, RATES)
+    names = [str(mesh.resolve(8)) for mesh in list_meshes(job, 8)]
+    assert names == ["replicate 4 x context 2", "replicate 2 x shard 2 x context 2", "shard 4 x context 2"]
+    assert not [*list_meshes(job, 3)]
 
 
 def test_what_is_not_simulated_is_on_the_line_through_what_is(tmp_path):
