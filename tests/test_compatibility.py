@@ -12,7 +12,7 @@ from train.step.compatibility import EXCLUSIVE_SLOTS, NEEDS, SLOTS, find_conflic
 from train.step.technique import Technique
 from train.step_assembly import sort_by_slot
 
-SPECIAL = {"ema", "max_grad_norm", "replicate", "shard", "zero"}
+SPECIAL = {"context", "ema", "max_grad_norm", "replicate", "shard", "zero"}
 """What a technique may exclude beside other techniques."""
 NAMES = sorted(registry.TECHNIQUES)
 ADAMW = AdamW(implementation="loop", stochastic_rounding=True)

@@ -7,7 +7,6 @@ import models
 import pytest
 import torch
 import transformers
-from pydantic import ValidationError
 from rank_processes import by_two_ranks
 from test_tensor_parallel import CPU, bert, gpt2, llama, make_rows
 from torch import nn
@@ -185,11 +184,6 @@ def test_a_technique_that_needs_the_whole_model_is_refused():
     parts = make_step_parts(llama(), NextToken(None), training.components(), CPU)
     with pytest.raises(RecipeError, match=r"chunked-cross-entropy and mesh \(pipeline\) cannot be combined"):
         distribute_step(parts, training, Ranks(0, 2))
-
-
-def test_context_parallelism_is_refused_with_the_reason():
-    with pytest.raises(ValidationError, match=r"no form of its CPU attention for parts of a sequence.* Set tensor and"):
-        Mesh(context=2)
 
 
 def test_a_mesh_of_another_size_than_the_world_is_refused():
