@@ -209,12 +209,20 @@ def test_others_are_written_while_a_source_is_encoded(family, monkeypatch):
     checkpoint, _, parts = family
     generation, longest = checkpoint.task.generation, checkpoint.task.max_tokens
     options = {"context": generation.max_new_tokens, "cache_bytes": 2 << 20, "generation": generation}
-    may_encode, encode = threading.Event(), SourceEncoder.encode
-    monkeypatch.setattr(SourceEncoder, "encode", lambda *args: may_encode.wait(10) and encode(*args))
-    texts = {1: [], 2: []}
+    may_encode, encode, lengths = threading.Event(), SourceEncoder.encode, []
+
+    def encode_when_allowed(self, source):
+        lengths.append(source["input_ids"].shape[1])
+        return may_encode.wait(10) and encode(self, source)
+
+    monkeypatch.setattr(SourceEncoder, "encode", encode_when_allowed)
+    texts = {1: [], 2: [], 3: []}
     may_encode.set()
     with OpenVinoDecoder(parts, **options, longest=longest) as generator:
-        whole = EncoderInputs({name: np.ones((1, 5), np.int64) for name in ("input_ids", "attention_mask")}, 5)
+        whole, other = (
+            EncoderInputs({name: np.ones((1, size), np.int64) for name in ("input_ids", "attention_mask")}, size)
+            for size in (5, 7)
+        )
 
         def write(is_enough):
             while not is_enough():
@@ -225,11 +233,15 @@ def test_others_are_written_while_a_source_is_encoded(family, monkeypatch):
         write(lambda: len(texts[1]) == 3)
         may_encode.clear()
         generator.add(GenerationRequest(2, (), Sampling(9), whole))
+        generator.add(GenerationRequest(3, (), Sampling(9), other))
         write(lambda: len(texts[1]) == 9)
         assert not texts[2]
+        generator.cancel(3)
+        write(lambda: generator.ledger.used == 1)
         may_encode.set()
         write(lambda: generator.is_idle)
     assert texts[2] == texts[1]
+    assert 7 not in lengths, "a source is encoded whose client has left"
 
 
 def test_both_parts_answer_a_target_as_the_whole_graph_and_the_encoder_computes_all_of_the_source(family):

@@ -98,6 +98,14 @@ class PromptReading:
         self.source = self.encoding.result()
         return True
 
+    def drop_done(self) -> bool:
+        """Drop the choices that are done, and return whether any is left. Without one, a source that waits to be
+        encoded never is."""
+        self.rows = [row for row in self.rows if not row.is_done]
+        if not self.rows and self.encoding is not None:
+            self.encoding.cancel()
+        return bool(self.rows)
+
     def score(self, logits: Array) -> None:
         """Score the tokens that follow those just read. logits: of these, [tokens, vocabulary]."""
         following = self.tokens[self.read - len(logits) + 1 : self.read + 1]

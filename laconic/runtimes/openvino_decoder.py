@@ -202,9 +202,7 @@ class OpenVinoDecoder(Generator):
         cancelled = [row for row in self._list_rows() if row.is_cancelled]
         for row in cancelled:
             self._end(row)
-        for prompt in self._prompts:
-            prompt.rows = [row for row in prompt.rows if not row.is_done]
-        self._prompts = [prompt for prompt in self._prompts if prompt.rows]
+        self._prompts = [prompt for prompt in self._prompts if prompt.drop_done()]
         return [TokenEvent(row.request.id, row.index, (), finish_reason="cancelled") for row in cancelled]
 
     def _fail(self, error: BaseException) -> list[TokenEvent]:
