@@ -103,7 +103,7 @@ def explain_recomputation(mesh: Mesh, techniques: Collection[str]) -> str:
     without checkpoints. techniques: their names."""
     if mesh.pipeline == 1 or mesh.schedule != "zbv" or "gradient-checkpointing" not in techniques:
         return ""
-    return f"{RECOMPUTES}: 1.8 to 3 times the FLOPs of 1f1b, which `laconic plan --link` predicts for a model"
+    return f"{RECOMPUTES}: `laconic plan --link` predicts how many times the FLOPs of 1f1b that is"
 
 
 def list_actions(schedule: Any, ranks: int, micro_batches: int) -> list[list[Action]]:
