@@ -14,6 +14,7 @@ from export.candidates.candidate import (
     EngineCandidate,
     choose_fastest,
     describe_float_cache,
+    describe_missed,
     describe_unmet,
     format_candidate,
     prefer_int8,
@@ -135,19 +136,18 @@ class EngineBuild:
         ladder = self.ladder or self.plan_cache(graph, self.plan(stages, graph, evaluator, options[0]))
         candidates, seconds = self.build_candidates(graph, products, evaluator, ladder, options, start)
         chosen = choose_fastest(prefer_int8(candidates, self.recipe.goal.int8_share or 0.0))
+        for missed in filter(None, (describe_missed(chosen), describe_float_cache(ladder.rungs[0][0], chosen.plan))):
+            self.steps.warn(missed)
         for name, stage in stages:
             if unmet := describe_unmet(ladder.rungs[0][0], chosen.plan):
                 self.steps.warn(f"{name}: {unmet}")
             self.record_stage(name, stage, chosen, seconds)
-        if unmet := describe_float_cache(ladder.rungs[0][0], chosen.plan):
-            self.steps.warn(unmet)
         few = self.samples.judge.take(limit_samples(PARITY_SAMPLES, products), self.recipe.seed)
         judge = partial(self.validate, few=few, evaluator=evaluator, deviation=deviation)
         with self.steps.step("validate") as step:
             verdict, golden = judge(chosen)
             step.note = verdict.describe()
-        folder = self.folder / "alternatives"
-        placed = place_alternatives(candidates, chosen, graph, judge, folder, self.steps)
+        placed = place_alternatives(candidates, chosen, graph, judge, self.folder / "alternatives", self.steps)
         alternatives = tuple(placed) if self.recipe.portable else ()
         dynamic = None
         if stages and self.ladder is None:

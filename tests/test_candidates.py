@@ -7,7 +7,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from export.candidates.candidate import EngineCandidate, choose_fastest, describe_unmet, pair_float_graph, pair_ladders
+from export.candidates.candidate import (
+    EngineCandidate,
+    choose_fastest,
+    describe_missed,
+    describe_unmet,
+    pair_float_graph,
+    pair_ladders,
+)
 from export.candidates.engine_option import EngineOption
 from export.candidates.plan_search import PlanTrial, find_plan
 from laconic.quantization.plan import BITS, Plan, PrecisionLadder
@@ -185,6 +192,12 @@ def test_bf16_also_goes_from_the_top_of_one_flight_to_the_next_but_not_round_few
     options = [EngineOption("openvino", "float32"), EngineOption("openvino", "bfloat16")]
     assert list(pair_ladders(ladder, options)) == [(ladder, option) for option in options]
     assert list(pair_float_graph(ladder, options)) == []
+
+
+def test_a_choice_without_a_candidate_that_meets_the_goal_is_said():
+    missed = replace(CANDIDATE, met=False)
+    assert "0.9900" in describe_missed(choose_fastest([missed, replace(missed, fidelity=np.array([0.5]))]))
+    assert describe_missed(choose_fastest([missed, CANDIDATE])) is None
 
 
 def test_bits_that_were_asked_for_and_not_reached_are_reported_and_candidates_named_by_what_they_compute_in():

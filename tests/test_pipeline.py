@@ -9,7 +9,7 @@ import models
 import numpy as np
 import onnx
 import pytest
-from contexts import Interrupted
+from contexts import Interrupted, Messages
 
 from compress.pipeline import compress
 from laconic.artifacts.artifact import Artifact
@@ -187,6 +187,13 @@ def test_a_fidelity_that_int8_cannot_reach_gives_bits_back(trained, cache, tmp_p
     assert result.missed == ()
     assert "int8" not in set(result.artifact.manifest.precision.values())
     assert result.artifact.size > reads_digits.size
+
+
+def test_a_goal_that_every_candidate_misses_while_it_is_chosen_is_said(trained, cache, tmp_path):
+    steps, stages = Messages(), [{"quantize.static": {"mixed_precision": False}}]
+    goal = {"fidelity": 0.9999999}
+    run(trained, tmp_path / "a.laconic", cache, steps, stages=stages, goal=goal, runtimes=["onnxruntime"])
+    assert any("no candidate meets the goal" in each for each in steps.warnings)
 
 
 def test_sensitivity_is_measured_and_reported_where_it_is_asked_for(trained, cache, tmp_path, reads_digits):

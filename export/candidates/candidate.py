@@ -132,6 +132,17 @@ def choose_fastest(candidates: Sequence[EngineCandidate]) -> EngineCandidate:
     return best
 
 
+def describe_missed(chosen: EngineCandidate) -> str | None:
+    """Return a sentence if no candidate meets the goal, so that the most faithful one was chosen, else None."""
+    if chosen.met:
+        return None
+    return (
+        f"no candidate meets the goal on the samples to choose by: {chosen.name} was taken, which is the most faithful "
+        f"({format_fidelity(float(chosen.fidelity.mean()))}). Set a lower goal (--fidelity), or give more or other "
+        f"samples"
+    )
+
+
 def describe_unmet(asked: Plan, chosen: Plan) -> str | None:
     """Return a sentence if layers were to have fewer bits than 8 and at most half of them do, else None. asked: the
     smallest plan. chosen: the one that was chosen."""
