@@ -89,7 +89,8 @@ def explain(error: ValidationError, where: str) -> str:
     """Format a pydantic validation error in one line: where, and for each of the first faults what was expected."""
     if error.error_count() > MAX_FAULTS:
         return f"{where}: {error.error_count():,} of its values are not what they should be"
-    faults = error.errors(include_url=False)
+    # Defaults that are computed from other settings are no faults of their own where one of those is wrong.
+    faults = [fault for fault in error.errors(include_url=False) if fault["type"] != "default_factory_not_called"]
     sentences = [explain_fault(dict(fault)) for fault in faults[:FAULTS]]
     rest = [f"and {len(faults) - FAULTS} more"] if len(faults) > FAULTS else []
     return f"{where}: {'; '.join([*sentences, *rest])}"
@@ -97,7 +98,7 @@ def explain(error: ValidationError, where: str) -> str:
 
 def explain_fault(fault: Mapping[str, Any]) -> str:
     """Format one fault: its key, and what was expected in the place of what."""
-    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"]).lstrip(".")
+    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"]).strip(".")
     cause = fault.get("ctx", {}).get("error")
     if cause is not None:
         message = str(cause)

@@ -76,6 +76,8 @@ def test_what_is_damaged_unsigned_or_of_no_use_as_a_name_is_refused_and_nothing_
         write_context([write_artifact(tmp_path / 'a "b"')], tmp_path / "image")
     with pytest.raises(UsageError, match="was not written by `laconic package`"):
         write_context([artifact], tmp_path / "else")
+    with pytest.raises(UsageError, match="lies inside the artifact"):
+        write_context([artifact], artifact / "image")
     (artifact / MODEL).write_text("{}  ")
     with pytest.raises(CorruptArtifact, match=r"model\.onnx"):
         write_context([artifact], tmp_path / "image")

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -58,7 +59,8 @@ def test_an_option_wins_over_the_environment_and_that_over_the_file(tmp_path: Pa
     [
         ({}, {}, "max_bodi: 5", "server.yaml: unknown key 'max_bodi'. Did you mean 'max_body'?"),
         ({}, {"LACONIC_SERVE_DEADLIN": "5"}, "", "environment.*unknown key 'deadlin'. Did you mean 'deadline'?"),
-        ({"deadline": -1}, {}, "", "the options: deadline: .*greater than 0"),
+        ({"deadline": -1}, {}, "", "the options: deadline: input should be greater than 0, got -1$"),
+        ({"sha256": {"": "9f86"}}, {}, "", "the options: sha256: string should match pattern [^;]*, got '9f86'$"),
         ({}, {"LACONIC_SERVE_MAX_BODY": "much"}, "", "environment.*max_body: expected a size"),
         ({}, {"LACONIC_SERVE_DEADLINE": "inf"}, "", "deadline: .*finite"),
         ({}, {}, "- 5", "server.yaml is not a settings file: expected keys and values, got list"),
@@ -66,7 +68,7 @@ def test_an_option_wins_over_the_environment_and_that_over_the_file(tmp_path: Pa
     ],
 )
 def test_what_is_no_setting_is_refused_with_its_source(
-    tmp_path: Path, options: dict[str, float], environment: dict[str, str], content: str, message: str
+    tmp_path: Path, options: dict[str, Any], environment: dict[str, str], content: str, message: str
 ) -> None:
     file = tmp_path / "server.yaml"
     file.write_text(content or "{}")

@@ -39,7 +39,7 @@ def write_context(paths: Sequence[Path], destination: Path, key: Path | None = N
     key: the public one of who must have signed them. Raises UsageError for names that cannot be used and a destination
     that is something else, and the errors of artifacts that are not whole or not signed.
     """
-    check_context(destination)
+    check_context(paths, destination)
     artifacts = load_artifacts(paths, key)
     digests = {name: digest_file(artifact.path / MANIFEST).sha256 for name, artifact in artifacts.items()}
     with open_scratch_folder(destination) as scratch:
@@ -55,8 +55,11 @@ def write_context(paths: Sequence[Path], destination: Path, key: Path | None = N
     return digests
 
 
-def check_context(destination: Path) -> None:
-    """Raise UsageError where something else than a build context of ours would be overwritten."""
+def check_context(paths: Sequence[Path], destination: Path) -> None:
+    """Raise UsageError where another thing than a build context of ours would be overwritten, or an artifact changed."""
+    for path in paths:
+        if path.resolve() in destination.resolve().parents:
+            raise UsageError(f"{destination} lies inside the artifact {path}. Choose another --output")
     dockerfile = destination / DOCKERFILE
     is_ours = dockerfile.is_file() and dockerfile.read_text(encoding="utf-8", errors="replace").startswith(HEADER)
     if destination.is_file() or (destination.is_dir() and any(destination.iterdir()) and not is_ours):
