@@ -56,7 +56,7 @@ def write_context(paths: Sequence[Path], destination: Path, key: Path | None = N
 
 
 def check_context(paths: Sequence[Path], destination: Path) -> None:
-    """Raise UsageError where another thing than a build context of ours would be overwritten, or an artifact changed."""
+    """Raise UsageError where something else than our build context would be overwritten, or an artifact changed."""
     for path in paths:
         if path.resolve() in destination.resolve().parents:
             raise UsageError(f"{destination} lies inside the artifact {path}. Choose another --output")
