@@ -159,7 +159,7 @@ def test_in_the_watched_folder_an_unsigned_artifact_waits_for_its_signature(
     ("make", "message"),
     [
         (lambda folder: folder / "none", "cannot be read: No such file"),
-        (lambda folder: (folder / "text").write_text("key") and folder / "text", "is no public key that can be read"),
+        (lambda folder: (folder / "text").write_text("key") and folder / "text", "is no public key .* -pubout"),
         (lambda folder: write_keys(folder, "ed", ed25519.Ed25519PrivateKey.generate())[1], "of another kind .Ed25519"),
         (
             lambda folder: write_keys(folder, "big", ec.generate_private_key(ec.SECP384R1()))[1],
@@ -173,6 +173,13 @@ def test_a_key_that_cannot_be_used_is_named_in_a_sentence(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         create_app([], Settings(models=signed.parent, require_signature=make(tmp_path)))
+
+
+def test_a_folder_in_the_place_of_the_signature_is_named_in_a_sentence(signed: Path, tmp_path: Path) -> None:
+    (signed / SIGNATURE).unlink()
+    (signed / SIGNATURE).mkdir()
+    with pytest.raises(UsageError, match=r"model\.sig is a folder"):
+        sign_artifact(signed, write_keys(tmp_path, "own")[0])
 
 
 def test_an_encrypted_private_key_and_one_of_another_kind_are_named_in_a_sentence(tmp_path: Path) -> None:

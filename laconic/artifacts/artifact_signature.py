@@ -36,12 +36,15 @@ EXPECTED = "expected an elliptic curve key (P-256) in PEM, as of `openssl ecpara
 def sign_artifact(path: Path, key: Path) -> Path:
     """Write the signature of an artifact beside its files, and return where it is. key: the private one's file.
 
-    Raises UsageError for a key that cannot be used, CorruptArtifact for a file that is not plain.
+    Raises UsageError for a key that cannot be used, and where a folder has the signature's name; CorruptArtifact for a
+    file that is not plain.
     """
     from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
     from cryptography.hazmat.primitives.hashes import SHA256
 
     private = read_private_key(key)
+    if (path / SIGNATURE).is_dir():
+        raise UsageError(f"{path / SIGNATURE} is a folder, where the signature is to be. Move it elsewhere")
     payload = json.dumps(describe_files(path), separators=(",", ":")).encode()
     signature = private.sign(encode_envelope(payload), ECDSA(SHA256(), deterministic_signing=True))
     bundle = {
@@ -162,7 +165,10 @@ def read_public_key(path: Path) -> "EllipticCurvePublicKey":
     try:
         key = load_pem_public_key(content)
     except Exception as error:  # noqa: BLE001 - unsupported algorithms have an exception of their own
-        raise UsageError(f"{path} is no public key that can be read ({type(error).__name__}): {EXPECTED}") from None
+        raise UsageError(
+            f"{path} is no public key that can be read ({type(error).__name__}): expected that of an elliptic curve "
+            f"(P-256) in PEM, which `openssl ec -in KEY -pubout` prints"
+        ) from None
     check_curve(path, key)
     return key
 
