@@ -1,5 +1,6 @@
 """Going on from a snapshot takes no more memory than the steps after it."""
 
+import ctypes
 import gc
 import json
 import re
@@ -17,6 +18,8 @@ from train.run_snapshot import resume, save_snapshot
 from train.snapshots.snapshot import Snapshots
 
 MESH = {"shard": 2}
+MMAP_THRESHOLD = -3
+"""A parameter of glibc's `mallopt`."""
 WIDE = {"hidden_size": 512, "num_hidden_layers": 8, "intermediate_size": 1536}
 
 
@@ -39,6 +42,12 @@ def read_status(name):
     return int(re.search(rf"{name}:\s+(\d+)", Path("/proc/self/status").read_text())[1])
 
 
+def return_freed_memory():
+    """Let each allocation above 64 KiB go back to the system when it is freed. What glibc keeps otherwise differs from
+    run to run by three times the weights."""
+    assert ctypes.CDLL(None).mallopt(MMAP_THRESHOLD, 1 << 16) == 1
+
+
 def measure_peak(function):
     """Return the KiB at the peak of a call."""
     gc.collect()
@@ -49,6 +58,7 @@ def measure_peak(function):
 
 def go_on(rank, folder):
     torch.set_num_threads(1)
+    return_freed_memory()
     with open_ranks(CPU, Mesh()), Snapshots(folder / "snapshots") as snapshots:
         state, ranks = begin_wide(rank)
         held = sum(weight.to_local().nbytes for weight in state.module.parameters()) // 1024
@@ -67,6 +77,4 @@ def test_the_peak_of_going_on_is_no_higher_than_that_of_a_step(tmp_path, monkeyp
         held, resumed, stepped, steps = json.loads((tmp_path / f"{rank}.json").read_text())
         assert steps == 2
         assert stepped > 2 * held, "the optimizer has two moments of each weight"
-        # A second copy of the moments would be two weights more. 0.2 held in all runs but one, which had 0.73 more: the
-        # allocator's own share of a peak differs from run to run.
-        assert resumed <= stepped + held, (held, resumed, stepped)
+        assert resumed <= stepped, (held, resumed, stepped)

@@ -137,9 +137,9 @@ def describe_missed(chosen: EngineCandidate) -> str | None:
     if chosen.met:
         return None
     return (
-        f"no candidate meets the goal on the samples to choose by: {chosen.name} was taken, which is the most faithful "
-        f"({format_fidelity(float(chosen.fidelity.mean()))}). Set a lower goal (--fidelity), or give more or other "
-        f"samples"
+        f"no candidate meets the goal with the margin that the samples to choose by must keep: {chosen.name} was "
+        f"taken, which is the most faithful ({format_fidelity(float(chosen.fidelity.mean()))}). Set a lower goal "
+        f"(--fidelity), or give more or other samples"
     )
 
 

@@ -30,7 +30,10 @@ STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://model_signing/signature/v1.0"
 SERIALIZATION = {"method": "files", "hash_type": "sha256", "allow_symlinks": False}
 KEY_BYTES = 1 << 16
-EXPECTED = "expected an elliptic curve key (P-256) in PEM, as of `openssl ecparam -name prime256v1 -genkey -noout`"
+EXPECTED = (
+    "expected an elliptic curve key (P-256) in PEM: `openssl ecparam -name prime256v1 -genkey -noout` makes a private "
+    "one, and `openssl ec -in KEY -pubout` prints its public one"
+)
 
 
 def sign_artifact(path: Path, key: Path) -> Path:
@@ -165,10 +168,7 @@ def read_public_key(path: Path) -> "EllipticCurvePublicKey":
     try:
         key = load_pem_public_key(content)
     except Exception as error:  # noqa: BLE001 - unsupported algorithms have an exception of their own
-        raise UsageError(
-            f"{path} is no public key that can be read ({type(error).__name__}): expected that of an elliptic curve "
-            f"(P-256) in PEM, which `openssl ec -in KEY -pubout` prints"
-        ) from None
+        raise UsageError(f"{path} is no public key that can be read ({type(error).__name__}): {EXPECTED}") from None
     check_curve(path, key)
     return key
 
