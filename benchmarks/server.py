@@ -4,11 +4,10 @@ the server reached in the round.
     python benchmarks/server.py ARTIFACT
 
 The server and the bare loop are processes of their own, with the same number of executors; this process is the load:
-64 connections, each sending its next request when it has its answer. Rounds of both take turns, so that what else the
-machine does falls on both alike. Of the client's processor time nothing is counted.
+so many connections, each sending its next request when it has its answer. Rounds of both take turns, so that what else
+the machine does falls on both alike. Of the client's processor time nothing is counted.
 """
 
-import argparse
 import asyncio
 import json
 import multiprocessing
@@ -18,12 +17,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import cycle
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
 import psutil
+from results import Results, make_parser
 
 from laconic.arrays import Arrays
 from laconic.artifacts.artifact import Artifact
@@ -39,54 +40,85 @@ serve([Path(sys.argv[1])], port=0, **json.loads(sys.argv[2]))
 """
 DISTINCT = 64
 """Different requests that are sent in turn."""
+TABLE = "HTTP and the bare engine"
+HEAD = (
+    "clients", "requests per second", "latency, ms: p50, p99", "rows per CPU-second", "bare engine",
+    "ratio (range)", "mean batch", "resident memory",
+)  # fmt: skip
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("artifact", type=Path)
-    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--clients", default="64,1", help="numbers of them, in turn")
     parser.add_argument("--rows", type=int, default=1, help="rows of each request")
     parser.add_argument("--length", type=int, default=32, help="of free axes: tokens")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each round")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--executors", type=int, default=None)
     parser.add_argument("--runtime", default=None)
     arguments = parser.parse_args()
+    results = Results(publish=arguments.publish)
     settings = Settings(executors=arguments.executors, runtime=arguments.runtime, queue_seconds=60, unproven=True)
     artifact = Artifact.load(arguments.artifact)
-    executors, threads = settings.parallelism()
+    requests = requests_of(artifact, arguments.rows, arguments.length)
     batch = read_cap(artifact).rows_at({"length": arguments.length})
+    executors, threads = settings.parallelism()
+    print(f"{executors} executors of {threads} threads, batches of up to {batch} rows\n")
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     bare = multiprocessing.get_context("spawn").Process(
         target=run_bare, args=(theirs, arguments.artifact, settings, arguments.length), daemon=True
     )
     bare.start()
+    results.begin(TABLE, HEAD)
     with Served(arguments.artifact, settings) as server:
-        load = Load(server.port, requests_of(artifact, arguments.rows, arguments.length), arguments.clients)
-        asyncio.run(load.run(1.0))
-        print(f"{artifact.name}: {executors} executors of {threads} threads, batches of up to {batch} rows")
-        print("round  HTTP req/s  p50 ms  p99 ms  HTTP rows/CPU-s  bare rows/CPU-s  ratio  mean batch")
-        ratios = []
-        for number in range(arguments.rounds):
-            before = server.batches()
-            cpu, started = server.cpu_seconds(), time.monotonic()
-            latencies = asyncio.run(load.run(arguments.seconds))
-            wall, cpu = time.monotonic() - started, server.cpu_seconds() - cpu
-            rows, batches = (after - old for after, old in zip(server.batches(), before, strict=True))
-            ours.send((arguments.seconds, round(rows / batches)))
-            bare_rate = ours.recv()
-            ratios.append(rows / cpu / bare_rate)
-            p50, p99 = (1e3 * value for value in np.percentile(latencies, [50, 99]))
-            print(
-                f"{number:5}  {len(latencies) / wall:10.0f}  {p50:6.1f}  {p99:6.1f}  {rows / cpu:15.0f}  "
-                f"{bare_rate:15.0f}  {ratios[-1]:5.3f}  {rows / batches:10.1f}"
-            )
-        low, median, high = min(ratios), statistics.median(ratios), max(ratios)
-        print(f"HTTP gives {median:.1%} of the bare engine's rows per CPU-second ({low:.1%} to {high:.1%})")
-        print(f"server: {server.memory() / 1e6:.0f} MB resident")
+        for clients in map(int, arguments.clients.split(",")):
+            load = Load(server.port, requests, clients)
+            asyncio.run(load.run(1.0))
+            rounds = [measure_round(server, load, ours, arguments.seconds) for _ in range(arguments.rounds)]
+            results.add(TABLE, make_row(clients, rounds, server.memory()))
     ours.send(None)
     bare.join()
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round gave. rate: requests per second. latencies: in milliseconds. rows, bare: per CPU-second, over HTTP
+    and of the engine alone. batch: mean number of rows."""
+
+    rate: float
+    latencies: list[float]
+    rows: float
+    bare: float
+    batch: float
+
+
+def measure_round(server: "Served", load: "Load", bare: Connection, seconds: float) -> Round:
+    """Send requests for so many seconds; then let the engine alone run batches of the mean size that they came in."""
+    before = server.batches()
+    cpu, started = server.cpu_seconds(), time.monotonic()
+    latencies = asyncio.run(load.run(seconds))
+    wall, cpu = time.monotonic() - started, server.cpu_seconds() - cpu
+    rows, batches = (after - old for after, old in zip(server.batches(), before, strict=True))
+    bare.send((seconds, round(rows / batches)))
+    return Round(len(latencies) / wall, [1e3 * value for value in latencies], rows / cpu, bare.recv(), rows / batches)
+
+
+def make_row(clients: int, rounds: list[Round], memory: int) -> list[str]:
+    """Make the row of a number of clients: medians of rounds, with the range of what is compared."""
+    p50, p99 = np.percentile([value for each in rounds for value in each.latencies], [50, 99])
+    ratios = [each.rows / each.bare for each in rounds]
+    return [
+        str(clients),
+        f"{statistics.median(each.rate for each in rounds):.0f}",
+        f"{p50:.1f}, {p99:.1f}",
+        f"{statistics.median(each.rows for each in rounds):.0f}",
+        f"{statistics.median(each.bare for each in rounds):.0f}",
+        f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
+        f"{statistics.fmean(each.batch for each in rounds):.1f}",
+        f"{memory / 1e6:.0f} MB",
+    ]
 
 
 def run_bare(pipe: Connection, path: Path, settings: Settings, length: int) -> None:
