@@ -56,7 +56,7 @@ def round_weight(
         rounded = gptq(weight, scales, gram, levels, kept=kept, order=act_order)
     else:
         rounded = np.where(kept, nearest, adaround(weight, scales, gram, levels))
-    better = output_errors(weight, rounded * scales, gram) <= output_errors(weight, nearest * scales, gram)
+    better = compare_errors(weight, rounded * scales, nearest * scales, gram) <= 0
     return np.where(better, rounded, nearest).astype(np.int8)
 
 
@@ -64,6 +64,16 @@ def output_errors(weight: Array, changed: Array, gram: Array) -> Array:
     """Return the mean squared error of each output, [out]: the diagonal of dWT G dW. gram: G, [in, in]."""
     difference = np.asarray(changed, np.float64) - weight
     return np.asarray((difference * (gram @ difference)).sum(axis=0))
+
+
+def compare_errors(weight: Array, changed: Array, other: Array, gram: Array) -> Array:
+    """Return by how much an output's mean squared error is larger with one changed weight than with another, [out].
+
+    dWT G dW - eWT G eW = (dW - eW)T G (dW + eW), since G is symmetric: one product in place of two.
+    """
+    difference, total = np.asarray(changed, np.float64) - other, np.asarray(changed, np.float64) + other
+    total -= 2 * np.asarray(weight, np.float64)
+    return np.asarray((difference * (gram @ total)).sum(axis=0))
 
 
 def gptq(

@@ -14,8 +14,7 @@ from torch import Tensor
 DAMPING = 0.01
 """Added to the diagonal as a share of its mean, so that the Gram matrix can be inverted."""
 BLOCK = 128
-"""Columns after which all later columns are updated (the lazy batch updates of GPTQ). Until then only those of the same
-block are up to date."""
+"""Columns that are brought up to date at once, by the changes of all before (the lazy batch updates of GPTQ)."""
 
 Decide = Callable[[Tensor, int, Tensor], Tensor]
 """Called with the compensated weight [out, in] (up to date from `column` to the end of its block), the column, and the
@@ -23,16 +22,30 @@ scale of each column's error, [in]: w^2 / scale^2 is what compressing w to 0 add
 Returns the column's final values, [out]."""
 
 
-def invert_damped(gram: Tensor) -> Tensor:
-    """Return the inverse of a damped Gram matrix, [in, in] float64.
+def damp(gram: Tensor) -> Tensor:
+    """Return a copy of a Gram matrix that can be inverted, [in, in] float64.
 
     An input that is always zero gets the damping alone, so that its weights have the lowest saliency.
     """
     damped = gram.to(torch.float64, copy=True)  # one copy: of 14,336 inputs, each has 1.6 GB
     damped.diagonal().add_(max(DAMPING * float(gram.diagonal().mean()), 1e-12))
-    factor = torch.linalg.cholesky(damped)
-    del damped
-    return torch.cholesky_inverse(factor)
+    return damped
+
+
+def invert_damped(gram: Tensor) -> Tensor:
+    """Return the inverse of a damped Gram matrix, [in, in] float64."""
+    return torch.cholesky_inverse(torch.linalg.cholesky(damp(gram)))
+
+
+def factorize_damped(gram: Tensor) -> Tensor:
+    """Return the lower triangular M whose MT M is the damped Gram matrix, [in, in] float32.
+
+    Row i of M d is what the change d of an input's weight adds to the outputs, beyond what later inputs compensate. It
+    takes a quarter of the time of the inverse and its Cholesky factor, from which GPTQ has the same numbers (Chen et
+    al., The Geometry of LLM Quantization: GPTQ as Babai's Nearest Plane Algorithm, 2025).
+    """
+    factor: Tensor = torch.linalg.cholesky(damp(gram.flip(0, 1)), upper=True)
+    return factor.float().flip(0, 1)
 
 
 def compress_columns(weight: Tensor, gram: Tensor, decide: Decide) -> Tensor:
@@ -41,18 +54,21 @@ def compress_columns(weight: Tensor, gram: Tensor, decide: Decide) -> Tensor:
 
     weight: [out, in]. gram: the sum or mean of x xT over the layer's inputs, [in, in].
     """
-    # Row i of the upper Cholesky factor holds what is left of the inverse when the inputs before i are eliminated.
-    factor = torch.linalg.cholesky(invert_damped(gram), upper=True).float()
-    scale = factor.diagonal()
-    left = weight.float().clone()
-    for start in range(0, weight.shape[1], BLOCK):
-        stop = min(start + BLOCK, weight.shape[1])
-        errors = torch.empty_like(left[:, start:stop])
+    factor = factorize_damped(gram)
+    scale = 1 / factor.diagonal()
+    rows = weight.T.float().clone(memory_format=torch.contiguous_format)  # a column of the weight is a row in memory
+    changes = torch.empty_like(rows)
+    identity = torch.eye(BLOCK)
+    for start in range(0, len(rows), BLOCK):
+        stop = min(start + BLOCK, len(rows))
+        block = factor[start:stop, start:stop]
+        inverse = torch.linalg.solve_triangular(block, identity[: stop - start, : stop - start], upper=False)
+        changes[start:stop] = rows[start:stop]
+        rows[start:stop] -= inverse @ (factor[start:stop, :start] @ changes[:start])
         for column in range(start, stop):
-            value = decide(left, column, scale)
-            error = (left[:, column] - value) / scale[column]
-            left[:, column:stop] -= torch.outer(error, factor[column, column:stop])
-            left[:, column] = value
-            errors[:, column - start] = error
-        left[:, stop:] -= errors @ factor[start:stop, stop:]
-    return left
+            value = decide(rows.T, column, scale)
+            error = (rows[column] - value) / scale[column]
+            rows[column:stop].addr_(inverse[column - start :, column - start], error, alpha=-1)
+            rows[column] = value
+        changes[start:stop] = rows[start:stop] - changes[start:stop]
+    return rows.T
