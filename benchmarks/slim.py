@@ -8,6 +8,7 @@ import copy
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -139,35 +140,46 @@ def torch_pruning_alone(keep: float) -> Change:
     return change
 
 
-def of_channels(keeps: list[float]) -> Iterator[tuple[str, Change]]:
-    """Channels cut, in several ways."""
-    for keep in keeps:
-        yield f"{keep:g}, Torch-Pruning alone", torch_pruning_alone(keep)
-        ways: dict[str, dict[str, Any]] = {
-            "magnitude, no more": {**PLAIN},
-            "magnitude, normalisation anew": {"compensate": False},
-            "magnitude, least squares": {"recalibrate_batch_norm": False},
-            "magnitude": {},
-            "activation": {"criterion": "activation"},
-            "taylor": {"criterion": "taylor"},
-            "sparsegpt": {"criterion": "sparsegpt"},
-            "magnitude, in 3 steps": {"steps": 3},
-            "magnitude, by sensitivity": {"allocate": "sensitivity"},
-        }
-        for name, way in ways.items():
-            yield f"{keep:g}, {name}", Channels.model_validate({"keep": keep, **way}).apply
+CHANNELS: dict[str, dict[str, Any]] = {
+    "`magnitude`, `compensate: false`, `recalibrate_batch_norm: false`": PLAIN,
+    "`magnitude`, `compensate: false`": {"compensate": False},
+    "`magnitude`, `recalibrate_batch_norm: false`": {"recalibrate_batch_norm": False},
+    "`magnitude`": {},
+    "`activation`": {"criterion": "activation"},
+    "`taylor`": {"criterion": "taylor"},
+    "`sparsegpt`": {"criterion": "sparsegpt"},
+    "`magnitude`, `steps: 3`": {"steps": 3},
+    "`magnitude`, `allocate: sensitivity`": {"allocate": "sensitivity"},
+}
+"""Settings of `prune.channels`."""
 
 
-def of_factors(_: list[float]) -> Iterator[tuple[str, Change]]:
-    """Layers taken apart, in several ways."""
+def list_cuts(keep: float) -> Iterator[tuple[str, Change]]:
+    """Yield the ways to cut channels, with their names."""
+    yield "Torch-Pruning alone, group magnitude", torch_pruning_alone(keep)
+    for name, settings in CHANNELS.items():
+        yield name, Channels.model_validate({"keep": keep, **settings}).apply
+
+
+def list_factorizations() -> Iterator[tuple[str, Change]]:
+    """Yield the ways to take layers apart, with their names."""
     stages: list[tuple[str, TorchStage]] = [
-        *((f"low-rank, energy {energy:g}", LowRank(energy=energy)) for energy in (0.99, 0.95, 0.9, 0.8)),
-        *((f"low-rank, energy {energy:g}, blind", LowRank(energy=energy, data_aware=False)) for energy in (0.9, 0.8)),
-        *((f"low-rank, keep {keep:g}", LowRank(keep=keep)) for keep in (0.5, 0.25)),
-        *((f"low-rank, keep {keep:g}, spatial", LowRank(keep=keep, convolutions="spatial")) for keep in (0.5, 0.25)),
-        *((f"separable, {count} filters", Convolution(depth_multiplier=count, max_error=1)) for count in (1, 2)),
-        *((f"grouped, {count} groups", Convolution(into="grouped", groups=count, max_error=1)) for count in (2, 4)),
-        *((f"bottleneck, width {w:g}", Convolution(into="bottleneck", width=w, max_error=1)) for w in (0.5, 0.25)),
+        *((f"`low-rank`, `energy: {share:.0%}`", LowRank(energy=share)) for share in (0.99, 0.95, 0.9, 0.8)),
+        *(
+            (f"`low-rank`, `energy: {share:.0%}`, `data_aware: false`", LowRank(energy=share, data_aware=False))
+            for share in (0.9, 0.8)
+        ),
+        *((f"`low-rank`, `keep: {share:.0%}`", LowRank(keep=share)) for share in (0.5, 0.25)),
+        *(
+            (f"`low-rank`, `keep: {share:.0%}`, `spatial`", LowRank(keep=share, convolutions="spatial"))
+            for share in (0.5, 0.25)
+        ),
+        *((f"`separable`, `depth_multiplier: {n}`", Convolution(depth_multiplier=n, max_error=1)) for n in (1, 2)),
+        *((f"`grouped`, `groups: {n}`", Convolution(into="grouped", groups=n, max_error=1)) for n in (2, 4)),
+        *(
+            (f"`bottleneck`, `width: {share:.0%}`", Convolution(into="bottleneck", width=share, max_error=1))
+            for share in (0.5, 0.25)
+        ),
     ]
     for name, stage in stages:
         yield name, stage.apply
@@ -191,23 +203,34 @@ def main() -> None:
     judge = make_dataset(
         list(images[SEEN + GIVEN :]), checkpoint.task, labels=labels[SEEN + GIVEN :].tolist(), name="judge"
     )
-    context = context_of(checkpoint, given, options.work)
-    before = cost(checkpoint.module)
-    results.begin(options.part, ["", "accuracy", "weights", "multiplications", "s"])
-    whole = [f"{accuracy(checkpoint, judge):.3f}", f"{before[0]:,}", f"{before[1]:,}"]
-    results.add(options.part, ["as it was", *whole, ""])
-    for name, change in {"channels": of_channels, "factorize": of_factors}[options.part](options.keep):
-        if options.only not in name:
-            continue
-        start = time.process_time()
-        try:
-            found = change(checkpoint, context)
-        except UsageError as error:
-            results.add(options.part, [name, str(error), "", "", ""])
-            continue
-        seconds = time.process_time() - start
-        left = [f"{after / first:.0%}" for after, first in zip(cost(found.module), before, strict=True)]
-        results.add(options.part, [name, f"{accuracy(found, judge):.3f}", *left, f"{seconds:.1f}"])
+    weights, work = cost(checkpoint.module)
+    print(f"{weights:,} weights, {work:,} multiplications, accuracy {accuracy(checkpoint, judge):.1%}\n")
+    attempt = partial(try_change, checkpoint, context_of(checkpoint, given, options.work), judge)
+    if options.part == "factorize":
+        results.begin("factorize", ["", "accuracy", "weights", "multiplications", "processor time, s"])
+        for name, change in list_factorizations():
+            if options.only in name:
+                results.add("factorize", [name, *attempt(change)])
+        return
+    shares = [f"{keep:.0%} of the channels" for keep in options.keep]
+    results.begin("channels", ["accuracy, weights that are left", *shares])
+    for columns in zip(*map(list_cuts, options.keep), strict=True):
+        name = columns[0][0]
+        if options.only in name:
+            results.add("channels", [name, *(", ".join(attempt(change)[:2]) for _, change in columns)])
+
+
+def try_change(checkpoint: Checkpoint, context: TorchContext, judge: Dataset, change: Change) -> list[str]:
+    """Return the accuracy of a changed network, its share of the weights and multiplications, and the seconds of the
+    processor; or why there is no such network."""
+    start = time.process_time()
+    try:
+        changed = change(checkpoint, context)
+    except UsageError as error:
+        return [str(error), "", "", ""]
+    seconds = time.process_time() - start
+    costs = zip(cost(changed.module), cost(checkpoint.module), strict=True)
+    return [f"{accuracy(changed, judge):.1%}", *(f"{after / before:.0%}" for after, before in costs), f"{seconds:.1f}"]
 
 
 if __name__ == "__main__":
