@@ -20,6 +20,7 @@ import numpy as np
 from results import Results, make_parser
 
 from laconic.artifacts.artifact import Artifact
+from laconic.runtimes.decoder_opening import OpenDecoder
 from laconic.runtimes.generator import GenerationRequest, Generator, Sampling, TokenEvent
 from laconic.runtimes.grammar import grammar_of_schema
 from laconic.runtimes.openvino_decoder import OpenVinoDecoder
@@ -44,7 +45,7 @@ FACTS = {
 class Undrafted(OpenVinoDecoder):
     """The engine without drafts."""
 
-    def _draft(self) -> list[int]:
+    def _draft(self, decoder: OpenDecoder) -> list[int]:
         return []
 
 

@@ -22,6 +22,7 @@ from laconic.runtimes.generator import GenerationRequest, Sampling, TokenEvent
 
 pytest.importorskip("openvino_genai")
 pytest.importorskip("llguidance")
+from laconic.runtimes.decoder_file import DraftFile
 from laconic.runtimes.grammar import grammar_of_schema
 from laconic.runtimes.openvino_decoder import COPIES, OpenVinoDecoder
 from laconic.runtimes.prefix_cache import PrefixCache
@@ -248,33 +249,62 @@ DRAFTED = (
 )
 
 
+def write_drafted(generator: OpenVinoDecoder) -> tuple[list[tuple[Any, ...]], list[float], list[TokenEvent]]:
+    """Answers to a prompt that has the answer: tokens, likeliest ones and ends; scores; and events."""
+    prompt = tuple(make_tokenizer().encode(render(COUNT, ANSWERS[COUNT]) + render(COUNT)).ids)
+    answers, scores, every = [], list[float](), list[TokenEvent]()
+    for number, sampling in enumerate(DRAFTED):
+        generator.add(GenerationRequest(number, prompt, sampling))
+        events: list[TokenEvent] = []
+        while not generator.is_idle:
+            events += generator.step()
+        tokens = [token for event in events for token in event.token_ids]
+        likeliest = [[token for token, _ in row] for event in events for row in event.top_logprobs]
+        answers.append((tokens, likeliest, events[-1].finish_reason))
+        scores += [score for event in events for score in event.logprobs]
+        every += events
+    assert all(event.drafted >= event.accepted for event in every)
+    return answers, scores, every
+
+
 def test_drafts_change_no_text(generator: OpenVinoDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """However tokens are chosen: the same tokens, scores and ends, in fewer steps where the prompt has the answer."""
-    prompt = tuple(make_tokenizer().encode(render(COUNT, ANSWERS[COUNT]) + render(COUNT)).ids)
-
-    def write_all() -> tuple[list[tuple[Any, ...]], list[float], int, int]:
-        answers, scores, steps, accepted = [], list[float](), 0, 0
-        for number, sampling in enumerate(DRAFTED):
-            generator.add(GenerationRequest(number, prompt, sampling))
-            events: list[TokenEvent] = []
-            while not generator.is_idle:
-                events += generator.step()
-            tokens = [token for event in events for token in event.token_ids]
-            likeliest = [[token for token, _ in row] for event in events for row in event.top_logprobs]
-            answers.append((tokens, likeliest, events[-1].finish_reason))
-            scores += [score for event in events for score in event.logprobs]
-            steps += len(events)
-            accepted += sum(event.accepted for event in events)
-            assert sum(event.drafted for event in events) >= sum(event.accepted for event in events)
-        return answers, scores, steps, accepted
-
-    answers, scores, steps, accepted = write_all()
+    answers, scores, events = write_drafted(generator)
+    accepted = sum(event.accepted for event in events)
     monkeypatch.setattr(PromptLookup, "propose", lambda *_: [])
-    plain, plain_scores, plain_steps, none = write_all()
+    plain, plain_scores, plain_events = write_drafted(generator)
     assert answers == plain
     assert scores == pytest.approx(plain_scores, abs=1e-4)
-    assert (none, plain_steps) == (0, steps + accepted)
-    assert accepted > plain_steps / 4
+    assert len(plain_events) == len(events) + accepted
+    assert accepted > len(plain_events) / 4
+
+
+@pytest.mark.parametrize("lookup", [True, False])
+def test_a_draft_model_changes_no_text(
+    chat: tuple[Any, Path], generator: OpenVinoDecoder, monkeypatch: pytest.MonkeyPatch, lookup: bool
+) -> None:
+    """Drafted by itself, the model chooses every token that it drafts greedily; several texts at once are not
+    drafted."""
+    plain, plain_scores, _ = write_drafted(generator)
+    if not lookup:
+        monkeypatch.setattr(PromptLookup, "propose", lambda *_: [])
+    model, tokenizer = (chat[1] / name for name in ("model.onnx", "tokenizer.json"))
+    draft = DraftFile(model, "float32", beats_paged=False)
+    options: dict[str, Any] = {"context": CONTEXT, "cache_bytes": 8 << 20, "tokenizer": tokenizer}
+    with OpenVinoDecoder(model, **options, draft=draft) as drafting:
+        answers, scores, events = write_drafted(drafting)
+        assert answers == plain
+        assert scores == pytest.approx(plain_scores, abs=1e-4)
+        greedy = [event for event in events if event.request_id == 0]
+        assert sum(event.accepted for event in events) > len(events) / 2
+        if not lookup:
+            assert sum(event.accepted for event in greedy) == sum(event.drafted for event in greedy) > 2 * len(greedy)
+        for each in (drafting, generator):
+            for number in (1, 2):
+                each.add(GenerationRequest(number, tuple(range(60, 70 + number)), Sampling(20)))
+        texts, last = finish(drafting)
+        assert texts == finish(generator)[0]
+        assert not any(event.drafted for event in last.values())
 
 
 def test_drafts_end_where_they_are_wrong() -> None:

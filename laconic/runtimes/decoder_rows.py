@@ -5,18 +5,23 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 
 from laconic.arrays import Array, Arrays
+from laconic.runtimes.draft_model import DraftModel, ModelDrafts
+from laconic.runtimes.draft_source import DraftSource
 from laconic.runtimes.generator import GenerationRequest, TokenEvent
+from laconic.runtimes.grammar import GrammarMatch
 from laconic.runtimes.low_rank_adapter import LowRankAdapter
 from laconic.runtimes.prompt_lookup import PromptLookup
 from laconic.runtimes.source_encoder import SourceEncoder
 from laconic.runtimes.token_chooser import ChosenToken, TokenChooser, measure_token
+from laconic.tasks.generation_settings import GenerationSettings
 
 
 @dataclass
 class DecoderRow:
     """A choice of a request. source: of its request, as the encoder made it. length: its tokens in the cache. token:
-    the one that is read next. text: its number in an engine whose cache numbers its texts. lookup: drafts its tokens
-    while it is alone. adapter: which it is written with, to its end; None for the base alone."""
+    the one that is read next. text: its number in an engine whose cache numbers its texts. sources: what
+    drafts its tokens while it is alone, first the one that is asked first; drafting: of these the one that did last.
+    adapter: which it is written with, to its end; None for the base alone."""
 
     request: GenerationRequest
     index: int
@@ -25,7 +30,8 @@ class DecoderRow:
     length: int = 0
     token: int = 0
     text: int = 0
-    lookup: PromptLookup | None = None
+    sources: Sequence[DraftSource] = ()
+    drafting: DraftSource | None = None
     adapter: LowRankAdapter | None = None
     is_cancelled: bool = False
     is_done: bool = False
@@ -35,10 +41,17 @@ class DecoderRow:
         """The digest of its adapter; empty for the base alone."""
         return b"" if self.adapter is None else self.adapter.digest
 
-    def draft(self) -> list[int]:
-        """Draft the next tokens, from the text itself."""
-        self.lookup = self.lookup or PromptLookup(self.chooser.tokens)
-        return self.lookup.propose(self.chooser.left - 1)
+    def draft(self, model: DraftModel | None = None) -> list[int]:
+        """Draft the next tokens, from the text itself or else by a draft model."""
+        tokens = self.chooser.tokens
+        lookup = (PromptLookup(tokens),)
+        self.sources = self.sources or (lookup if model is None else (*lookup, ModelDrafts(tokens, model)))
+        self.drafting = None
+        for source in self.sources:
+            if draft := source.propose(self.chooser.left - 1):
+                self.drafting = source
+                return draft
+        return []
 
     def choose(self, logits: Array, draft: Sequence[int] = ()) -> TokenEvent:
         """Choose the next token, with which the row may end, and one more behind each token of the draft that was
@@ -49,8 +62,8 @@ class DecoderRow:
             if chosen[-1].finish_reason is not None or chosen[-1].token != drafted:
                 break
         accepted = len(chosen) - 1
-        if self.lookup is not None:
-            self.lookup.learn(len(draft), accepted)
+        for source in self.sources:
+            source.learn(*(len(draft), accepted) if source is self.drafting else (0, 0))
         tokens = tuple(each.token for each in chosen if each.token is not None)
         self.token = tokens[-1] if tokens else self.token
         sampling = self.request.sampling
@@ -64,6 +77,20 @@ class DecoderRow:
             drafted=len(draft),
             accepted=accepted,
         )
+
+
+def make_rows(
+    request: GenerationRequest,
+    vocabulary: int,
+    tokens: Sequence[int],
+    match: GrammarMatch | None,
+    settings: GenerationSettings | None,
+    adapter: LowRankAdapter | None,
+) -> list[DecoderRow]:
+    """Make the rows of a request, one for each choice; the arguments are those of a `TokenChooser` and of a row."""
+    matches = [match and match.copy() for _ in range(request.sampling.n)]
+    choosers = [TokenChooser(request, index, vocabulary, tokens, each, settings) for index, each in enumerate(matches)]
+    return [DecoderRow(request, index, each, adapter=adapter) for index, each in enumerate(choosers)]
 
 
 @dataclass

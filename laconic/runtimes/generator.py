@@ -133,6 +133,12 @@ def check_prompt(request: GenerationRequest, vocabulary: int, patches: int = 0) 
         raise InputError(f"the tokens run from {low} to {high}, and the model takes {-patches} to {vocabulary - 1}")
 
 
+def check_length(request: GenerationRequest, context: int) -> None:
+    """Raise InputError for a prompt and an answer that are longer than the model's context, in tokens."""
+    if len(request.prompt) + request.sampling.max_new_tokens > context:
+        raise InputError(f"the prompt and its answer are longer than the model's context of {context} tokens")
+
+
 class UnreadPrompt(Protocol):
     """A prompt that is read in pieces. read: tokens that were. left: tokens that were not."""
 

@@ -18,6 +18,7 @@ from laconic.runtimes.generator import (
     Generator,
     GoldenToken,
     TokenEvent,
+    check_length,
     check_prompt,
     order_prompts,
 )
@@ -94,8 +95,7 @@ class LlamaCppGenerator(Generator):
         check_sampling(sampling, self.vocabulary)
         if request.source is not None or sampling.timestamps or request.adapter:
             raise InputError("llama.cpp writes language models alone: leave out the source, timestamps and the adapter")
-        if request.length > self.context:
-            raise InputError(f"the prompt and its answer are longer than the model's context of {self.context} tokens")
+        check_length(request, self.context)
         if sampling.n > TEXTS:
             raise InputError(f"{sampling.n} choices are more than llama.cpp writes at once here, which are {TEXTS}")
         match = begin_match(self._grammars, sampling.grammar, sampling.stop_token_ids)

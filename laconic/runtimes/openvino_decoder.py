@@ -12,14 +12,18 @@ import numpy as np
 
 from laconic.arrays import Array
 from laconic.errors import InputError, RuntimeFailure, describe_error
-from laconic.runtimes.decoder_requests import NO_SOURCE, OpenDecoder, begin_opening
-from laconic.runtimes.decoder_rows import DecoderRow, JoiningRow, PromptReading
+from laconic.runtimes.decoder_file import DraftFile
+from laconic.runtimes.decoder_opening import OpenDecoder, begin_opening
+from laconic.runtimes.decoder_requests import NO_SOURCE
+from laconic.runtimes.decoder_rows import DecoderRow, JoiningRow, PromptReading, make_rows
 from laconic.runtimes.generator import (
     PIECE,
     BlockLedger,
+    FinishReason,
     GenerationRequest,
     Generator,
     TokenEvent,
+    check_length,
     order_prompts,
 )
 from laconic.runtimes.grammar import GrammarTokens, begin_match
@@ -29,7 +33,7 @@ from laconic.runtimes.prefix_cache import PrefixCache
 from laconic.runtimes.prefix_file import PrefixFile
 from laconic.runtimes.runtime import Compute
 from laconic.runtimes.source_encoder import SourceEncoder, check_source
-from laconic.runtimes.token_chooser import TokenChooser, check_sampling
+from laconic.runtimes.token_chooser import check_sampling
 from laconic.tasks.generation_settings import GenerationSettings
 from laconic.tasks.timed_settings import TimedSettings
 
@@ -63,12 +67,14 @@ class OpenVinoDecoder(Generator):
         generation: GenerationSettings | None = None,
         longest: int = 0,
         has_adapters: bool = False,
+        draft: DraftFile | None = None,
     ) -> None:
         """model: a decoder with a cache, in ONNX. context: the most tokens that it takes. cache_bytes: of the cache of
         all requests. tokenizer: its file, for grammars. beside: the engine that writes other requests with this model,
         whose ledger counts these too; the model is then opened in the background, for the first request. generation:
         of an encoder-decoder, whose encoder lies beside the model; longest: the most tokens of its source.
-        has_adapters: whether adapters can be loaded. Raises RuntimeFailure where the graph or the engine refuses."""
+        has_adapters: whether adapters can be loaded. draft: of a model that drafts the tokens of a text that is alone.
+        Raises RuntimeFailure where a graph or the engine refuses."""
         self.context = context
         self._generation = generation and generation.model_copy(update={"repetition_penalty": 1.0})
         self._timed = self._generation and TimedSettings.add_to(self._generation)
@@ -77,7 +83,7 @@ class OpenVinoDecoder(Generator):
         self._opening: Future[OpenDecoder] | None = None
         self._adapters: dict[int, LowRankAdapter] = {}
         source = None if generation is None else longest
-        self._begin_opening = partial(begin_opening, model, context, threads, compute, source, has_adapters)
+        self._begin_opening = partial(begin_opening, model, context, threads, compute, source, has_adapters, draft)
         if beside is None:
             self._opening = self._begin_opening()
             decoder = self._opening.result()
@@ -85,6 +91,7 @@ class OpenVinoDecoder(Generator):
             self._encoder = decoder.encoder
             self.source_tokens = 0 if decoder.encoder is None else decoder.encoder.tokens
         else:
+            self._opening = self._begin_opening() if draft is not None and draft.beats_paged else None
             token_bytes, self.vocabulary = beside.cache.count_bytes(4), beside.vocabulary
         blocks = cache_bytes // (COPIES * BLOCK_TOKENS * token_bytes)
         if not blocks and beside is None:
@@ -105,8 +112,7 @@ class OpenVinoDecoder(Generator):
         check_source(request, self._encoder, self.vocabulary, is_required=self._generation is not None)
         sampling = request.sampling
         check_sampling(sampling, self.vocabulary)
-        if len(request.prompt) + sampling.max_new_tokens > self.context:
-            raise InputError(f"the prompt and its answer are longer than the model's context of {self.context} tokens")
+        check_length(request, self.context)
         if sampling.timestamps and self._timed is None:
             raise InputError("the model has no tokens for timestamps. Ask for a text without them")
         if request.adapter and request.adapter not in self._adapters:
@@ -116,12 +122,7 @@ class OpenVinoDecoder(Generator):
         match = begin_match(self._grammars, sampling.grammar, sampling.stop_token_ids)
         self.ledger.hold(request)
         tokens = (*self._start, *request.prompt)
-        choosers = [
-            TokenChooser(request, index, self.vocabulary, tokens, match and match.copy(), settings)
-            for index in range(sampling.n)
-        ]
-        adapter = self._adapters.get(request.adapter)
-        rows = [DecoderRow(request, index, each, adapter=adapter) for index, each in enumerate(choosers)]
+        rows = make_rows(request, self.vocabulary, tokens, match, settings, self._adapters.get(request.adapter))
         self._prompts.append(PromptReading(request, tokens, rows))
         self._opening = self._opening or self._begin_opening()
 
@@ -176,13 +177,17 @@ class OpenVinoDecoder(Generator):
             parts = decoder.describe_blocks(BLOCK_TOKENS)
             self._prefixes.restore(self._file.read(parts, decoder.compute, self._count_spare()))
 
+    def can_draft(self, request: GenerationRequest) -> bool:
+        """Return whether the model and its draft are open, and the cache has room for a request that is alone."""
+        is_open = self._opening is not None and self._opening.done() and self._opening.exception() is None
+        return is_open and request.sampling.n == 1 and self._capacity.has_room(request)
+
     @property
     def is_idle(self) -> bool:
         return not self._list_rows()
 
     def close(self) -> None:
-        for row in self._list_rows():
-            self._end(row)
+        self._end_all(self._list_rows(), "cancelled")
         self._prompts.clear()
         self._joining, self._rows, self._past, self._sources = [], [], [], NO_SOURCE
         self._prefixes.trim(0)
@@ -194,26 +199,27 @@ class OpenVinoDecoder(Generator):
 
     def _list_rows(self) -> list[DecoderRow]:
         """List the choices under way, and those that wait."""
-        prompts = (row for prompt in self._prompts for row in prompt.rows)
-        rows = [*self._rows, *(joining.row for joining in self._joining), *prompts]
+        prompts = (row for each in self._prompts for row in each.rows)
+        rows = [*self._rows, *(each.row for each in self._joining), *prompts]
         return [row for row in rows if not row.is_done]
 
     def _end_cancelled(self) -> list[TokenEvent]:
-        cancelled = [row for row in self._list_rows() if row.is_cancelled]
-        for row in cancelled:
-            self._end(row)
+        events = self._end_all([row for row in self._list_rows() if row.is_cancelled], "cancelled")
         self._prompts = [prompt for prompt in self._prompts if prompt.drop_done()]
-        return [TokenEvent(row.request.id, row.index, (), finish_reason="cancelled") for row in cancelled]
+        return events
 
     def _fail(self, error: BaseException) -> list[TokenEvent]:
         """End what waits for the model, which was not opened; it is tried again for the next request."""
         self._opening = None
-        rows = self._list_rows()
+        text = "the engine that these settings of sampling need cannot be opened: " + describe_error(error)
+        events = self._end_all(self._list_rows(), "failed", text)
+        self._prompts.clear()
+        return events
+
+    def _end_all(self, rows: Sequence[DecoderRow], reason: FinishReason, error: str = "") -> list[TokenEvent]:
         for row in rows:
             self._end(row)
-        self._prompts.clear()
-        text = "the engine that these settings of sampling need cannot be opened: " + describe_error(error)
-        return [TokenEvent(row.request.id, row.index, (), finish_reason="failed", error=text) for row in rows]
+        return [TokenEvent(row.request.id, row.index, (), finish_reason=reason, error=error) for row in rows]
 
     def _end(self, row: DecoderRow) -> None:
         row.is_done = True
@@ -224,25 +230,24 @@ class OpenVinoDecoder(Generator):
         self._arrange(decoder)
         if not self._rows:
             return []
-        draft = self._draft()
+        draft = self._draft(decoder)
         ids = np.array([[row.token, *draft] for row in self._rows], np.int64)
         lengths = np.array([row.length for row in self._rows], np.int64)
         adapters = [row.adapter for row in self._rows]
         logits, self._past = decoder.rows.run(ids, lengths, self._past, self._sources, 1 + len(draft), adapters)
         events = [self._choose(row, scores, draft) for row, scores in zip(self._rows, logits, strict=True)]
-        for row, event in zip(self._rows, events, strict=True):
-            row.length += 1 + event.accepted
         if wrong := len(draft) - events[0].accepted:
             self._past = decoder.rows.cut(self._past, wrong)
         return events
 
-    def _draft(self) -> list[int]:
+    def _draft(self, decoder: OpenDecoder) -> list[int]:
         """Draft the next tokens of a row that is alone: several rows read the weights together anyway."""
-        return self._rows[0].draft() if len(self._rows) == 1 and self._encoder is None else []
+        return self._rows[0].draft(decoder.draft) if len(self._rows) == 1 and self._encoder is None else []
 
     def _choose(self, row: DecoderRow, logits: Array, draft: Sequence[int] = ()) -> TokenEvent:
         """Choose the next tokens of a row, which may end with them. logits: [1 + draft, vocabulary]."""
         event = row.choose(logits, draft)
+        row.length += 1 + event.accepted
         if event.finish_reason is not None:
             self._end(row)
         return event
@@ -260,11 +265,10 @@ class OpenVinoDecoder(Generator):
                 continue
             piece = prompt.tokens[prompt.read : prompt.read + max(1, rest)]
             rest -= max(len(piece), LEAST_COST)
-            ids, lengths = np.array([piece], np.int64), np.array([prompt.read], np.int64)
+            ids, read = np.array([piece], np.int64), np.array([prompt.read], np.int64)
             past = prompt.past or decoder.prompts.make_past(1, 0)
             kept = len(piece) if prompt.request.sampling.prompt_logprobs else 1
-            adapter = prompt.rows[0].adapter
-            logits, prompt.past = decoder.prompts.run(ids, lengths, past, prompt.source, kept, [adapter])
+            logits, prompt.past = decoder.prompts.run(ids, read, past, prompt.source, kept, [prompt.rows[0].adapter])
             prompt.read += len(piece)
             if prompt.request.sampling.prompt_logprobs:
                 prompt.score(logits[0])
@@ -279,10 +283,9 @@ class OpenVinoDecoder(Generator):
         if self._encoder is not None:
             has_others = self._rows or self._joining or prompt is not self._prompts[0]
             return prompt.encode(self._encoder, 0 if has_others else PAUSE)
-        cached = 0
         if not prompt.request.sampling.prompt_logprobs:
-            cached, prompt.past = self._prefixes.find(prompt.tokens, prompt.rows[0].adapter_digest)
-        prompt.read = prompt.cached = cached
+            prompt.read, prompt.past = self._prefixes.find(prompt.tokens, prompt.rows[0].adapter_digest)
+        prompt.cached = prompt.read
         self._prefixes.trim(self._count_spare(prompt))
         return True
 
@@ -305,8 +308,7 @@ class OpenVinoDecoder(Generator):
         return COPIES * (self._capacity.total - -(-self._measure_batch(prompt) // BLOCK_TOKENS))
 
     def _measure_batch(self, prompt: PromptReading | None) -> int:
-        """Return the tokens that the rows, and those of a prompt, take when all are padded to the longest that any may
-        become."""
+        """Return the tokens of the rows, and those of a prompt, all padded to the longest that any may become."""
         read = [row for each in self._prompts if each.read or each is prompt for row in each.rows]
         rows = [*self._rows, *(joining.row for joining in self._joining), *read]
         lengths = [row.request.length for row in rows if not row.is_done]

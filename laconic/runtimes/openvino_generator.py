@@ -6,6 +6,7 @@ from typing import Any
 
 from laconic.arrays import Array
 from laconic.errors import RuntimeFailure
+from laconic.runtimes.decoder_file import DraftFile
 from laconic.runtimes.generator import GenerationRequest, Generator, GoldenToken, TokenEvent
 from laconic.runtimes.openvino_decoder import OpenVinoDecoder
 from laconic.runtimes.openvino_genai import OpenVinoGenAi
@@ -17,7 +18,8 @@ from laconic.tasks.generation_settings import GenerationSettings
 
 class OpenVinoGenerator(Generator):
     """Paged attention, where the model's can be paged and the request does not need all scores; else a decoder that is
-    stepped here, of which the first such request opens a second copy."""
+    stepped here, of which the first such request opens a second copy. A text that begins alone is stepped, too, where
+    that was faster with a draft model."""
 
     def __init__(
         self,
@@ -32,12 +34,14 @@ class OpenVinoGenerator(Generator):
         longest: int = 0,
         golden: Sequence[GoldenToken] = (),
         has_adapters: bool = False,
+        draft: DraftFile | None = None,
     ) -> None:
         """model: a decoder with a cache, in ONNX. context: the most tokens that it takes. cache_bytes: of the cache of
         all requests, for each of the two. tokenizer: its file, for grammars. generation, longest: of an
         encoder-decoder, as `OpenVinoDecoder` takes them, the settings as in their file. golden: what the model must
         write; an engine that does not is not used. has_adapters: whether adapters can be loaded; then the engine that
-        is stepped writes everything, with adapters and without. Raises RuntimeFailure."""
+        is stepped writes everything, with adapters and without. draft: of a model that drafts the tokens of a text
+        that is written alone. Raises RuntimeFailure."""
         options: dict[str, Any] = {
             "context": context,
             "cache_bytes": cache_bytes,
@@ -56,7 +60,9 @@ class OpenVinoGenerator(Generator):
             generation=parsed,
             longest=longest,
             has_adapters=has_adapters,
+            draft=draft,
         )
+        self._is_alone_stepped = draft is not None and draft.beats_paged
         if self._paged is None and (wrong := count_differing(self._decoder, golden)) > may_differ(golden):
             raise RuntimeFailure(
                 f"OpenVINO computes {model.name} wrongly on this machine: {wrong} of {len(golden)} golden tokens differ"
@@ -80,8 +86,13 @@ class OpenVinoGenerator(Generator):
         return None
 
     def add(self, request: GenerationRequest) -> None:
-        engine = self._decoder if self._paged is None or request.sampling.needs_logits else self._paged
+        is_stepped = self._paged is None or request.sampling.needs_logits or self._is_drafted(request)
+        engine = self._decoder if is_stepped or self._paged is None else self._paged
         engine.add(request)
+
+    def _is_drafted(self, request: GenerationRequest) -> bool:
+        """Return whether a request is the only one, and comes faster with the draft model."""
+        return self._is_alone_stepped and self.is_idle and self._decoder.can_draft(request)
 
     def load_adapter(self, number: int, folder: Path) -> None:
         self._decoder.load_adapter(number, folder)

@@ -22,6 +22,7 @@ import orjson
 from laconic import registry
 from laconic.errors import INTERRUPTS, ArtifactError, LaconicError
 from laconic.hashing import digest_file
+from laconic.runtimes.decoder_file import DraftFile
 from laconic.runtimes.generator import GenerationRequest, Generator, Sampling
 from serve.generation.generation_job import GenerationJob
 from serve.generation.packed_inputs import unpack_golden, unpack_inputs
@@ -79,6 +80,7 @@ def open_generator(job: GenerationJob) -> Generator:
     MissingPackage, and RuntimeFailure where the engine refuses the graph."""
     if digest_file(Path(job.manifest)).sha256 != job.digest:
         raise ArtifactError(f"{job.model} is not the file that is served any more. Load the model again")
+    draft = {} if job.draft is None else {"draft": DraftFile(**{**job.draft, "model": Path(job.draft["model"])})}
     generator: Generator = registry.resolve("generator", job.engine)(
         Path(job.model),
         context=job.context,
@@ -90,6 +92,7 @@ def open_generator(job: GenerationJob) -> Generator:
         longest=job.longest,
         golden=unpack_golden(job.golden),
         has_adapters=job.has_adapters,
+        **draft,
     )
     return generator
 

@@ -12,7 +12,7 @@ class GenerationJob:
     digest then. context: the most tokens of a text. cache_bytes: of the cache of all requests. generation, longest: of
     an encoder-decoder: how it writes, and the most tokens of a source. golden: tokens that the engine must write,
     packed. has_adapters: whether LoRA adapters can be loaded beside the model. prefixes: the file that its prefix cache
-    is kept in; empty for none."""
+    is kept in; empty for none. draft: of a draft model, the fields of a `DraftFile`."""
 
     engine: str
     model: str
@@ -28,3 +28,4 @@ class GenerationJob:
     golden: Sequence[Any] = ()
     has_adapters: bool = False
     prefixes: str = ""
+    draft: Mapping[str, Any] | None = None
