@@ -34,7 +34,7 @@ from serve.model_repository.loader import find_prefix_file
 
 pytest.importorskip("openvino_genai")
 pytest.importorskip("llguidance")
-from laconic.runtimes import decoder_requests
+from laconic.runtimes import decoder_opening
 from laconic.runtimes.grammar import grammar_of_schema
 from laconic.runtimes.openvino_genai import OpenVinoGenAi
 from laconic.runtimes.openvino_generator import OpenVinoGenerator
@@ -84,7 +84,7 @@ def test_a_decoder_that_does_not_open_fails_what_needs_it_and_nothing_else(
         raise RuntimeFailure(f"OpenVINO refuses {path.name}")
 
     with monkeypatch.context() as patch:
-        patch.setattr(decoder_requests, "read_batched", refuse)
+        patch.setattr(decoder_opening, "read_batched", refuse)
         generator.add(GenerationRequest(1, (3, 80), Sampling(8, grammar=DIGITS, n=2)))
         generator.add(GenerationRequest(2, (3, 80), Sampling(100)))
         texts, last = finish(generator)

@@ -11,8 +11,9 @@ from artifacts import PASSED, X, Y, write_artifact
 
 from export.candidates.candidate import EngineCandidate, format_candidate
 from export.candidates.engine_option import EngineOption
+from export.report.added_sections import MARK, add_search
 from export.report.changes import summarize_search
-from export.report.report import MARK, add_search, render_report
+from export.report.report import render_report
 from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.inspection import verify
 from laconic.artifacts.manifest import MEASURED, REPORT, Manifest

@@ -18,7 +18,7 @@ from compress.search.search_candidate import BuiltArtifact
 from compress.search.strategy import run_search
 from export.candidates.engine_option import list_options
 from export.pipeline import Result
-from export.report.report import add_search
+from export.report.added_sections import add_search
 from export.validation.missed import find_missed
 from laconic.artifacts.artifact import Artifact, check_destination, publish_artifact
 from laconic.cache import Cache, open_scratch_folder

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -10,27 +10,23 @@ from typing import Any, Literal
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from export.report.changes import Changes, summarize_search
+from export.report.changes import Changes
 from export.report.charts import plot_arithmetic, plot_latency, plot_throughput
 from laconic import registry
-from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.gain import find_timings, list_gains
 from laconic.artifacts.ledger import StageEntry, format_config, make_ledger
-from laconic.artifacts.manifest import MEASURED, REPORT, Manifest
+from laconic.artifacts.manifest import Manifest
 from laconic.artifacts.placement_audit import report_audit
 from laconic.artifacts.verdict import Comparison, State, Verdict
 from laconic.config import PATHS
-from laconic.hashing import digest_file, seal
 from laconic.quantization.graph import Graph
 from laconic.quantization.plan import BITS, PrecisionLadder
 from laconic.recipes.recipe import Recipe
 from laconic.runtimes.product import KINDS, share_multiply_adds
-from laconic.timing.measurements import Measurements, TrialRecord
+from laconic.timing.measurements import Measurements
 from laconic.units import format_bytes, format_count, format_duration, format_fidelity, format_percent, format_seconds
 
-TEMPLATE, CHECKPOINT, SEARCH = "report.html.j2", "checkpoint.html.j2", "search.html.j2"
-MARK = "<!--search-->"
-"""Marks the place of the section about a search: once without it, before and after it once it is there."""
+TEMPLATE, CHECKPOINT = "report.html.j2", "checkpoint.html.j2"
 
 FIGURES = {
     "fidelity": "fidelity, mean",
@@ -194,23 +190,6 @@ def render_checkpoint(report: Mapping[str, Any], recipe: Recipe) -> str:
         lines=list(format_comparison(drift, metric)),
         recipe=remove_folders(recipe, report["source"]).to_yaml(),
     )
-
-
-def add_search(folder: Path, trials: Iterable[Mapping[str, Any]]) -> None:
-    """Write the trials of a search into an artifact's report.html and measured.json, replacing those of an earlier
-    search.
-
-    trials: the fields of a TrialRecord each, JSON-ready.
-    """
-    artifact = Artifact.load(folder)
-    records = tuple(TrialRecord.model_validate(trial) for trial in trials)
-    metric = str(registry.resolve("task", artifact.manifest.task).metric)
-    section = render_template(SEARCH, search=summarize_search(records, metric)) if records else ""
-    before, _, rest = (folder / REPORT).read_text(encoding="utf-8").partition(MARK)
-    after = rest.rpartition(MARK)[2]
-    (folder / REPORT).write_text(f"{before}{MARK}\n{section}{MARK}{after}", encoding="utf-8")
-    measured = artifact.measured.model_copy(update={"search": records, "report": digest_file(folder / REPORT).sha256})
-    (folder / MEASURED).write_bytes(seal(measured.model_dump(mode="json")))
 
 
 def render_template(name: str, **context: Any) -> str:

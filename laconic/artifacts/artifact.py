@@ -4,6 +4,7 @@ manifest.json       describes the artifact; sealed with its own digest, and list
 model.onnx          the graph, with Q/DQ nodes placed for one engine
 golden.safetensors  golden outputs: a few inputs with the outputs they must give, checked at every load
 model.encoder.onnx  of an encoder-decoder; model.onnx is then its decoder
+draft.onnx          a smaller model that drafts the tokens of a language model
 model.ENGINE.onnx, golden.ENGINE.safetensors   the same for another engine, in a portable artifact
 calibration.safetensors   what calibration found, so that the model can be placed for another engine without samples
 graph.onnx, graph.json   the float graph and its layers, where it was asked for

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, fie
 
 from laconic import registry
 from laconic.artifacts.artifact_files import read_sealed
+from laconic.artifacts.draft import Draft
 from laconic.artifacts.placement import Placement
 from laconic.artifacts.record import Record
 from laconic.artifacts.verdict import Comparison, Verdict
@@ -47,7 +48,7 @@ class Manifest(BaseModel):
     batch; if not, the model is served one sample at a time. precision: the precision of weights and activations, by
     layer. data: the fingerprint of each data file, by role. licence: the licence that the source states. alternatives:
     the same model placed for other engines. int8_kv_cache: whether keys and values are kept in 8 bits;
-    int4_value_cache: and of these the values in 4.
+    int4_value_cache: and of these the values in 4. draft: a smaller model that drafts tokens; None without one.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -72,6 +73,7 @@ class Manifest(BaseModel):
     alternatives: tuple[Placement, ...] = ()
     int8_kv_cache: bool = False
     int4_value_cache: bool = False
+    draft: Draft | None = None
 
     @field_validator("task", "target", "placement")
     @classmethod
@@ -170,7 +172,8 @@ def read_manifest(path: Path) -> Manifest:
         manifest = Manifest.model_validate(content)
     except ValidationError as error:
         raise CorruptArtifact(explain(error, f"{path} has a manifest that does not match its format")) from None
-    for name in (name for placement in manifest.placements for name in (placement.model, placement.golden)):
+    names = [name for placement in manifest.placements for name in (placement.model, placement.golden)]
+    for name in [*names, manifest.draft.model] if manifest.draft else names:
         if name not in manifest.files:
             raise CorruptArtifact(f"{path} does not list {name[:80]!r} among its files. Compress the model again")
     return manifest

@@ -18,6 +18,7 @@ from laconic.commands.options import (
     Task,
     Trust,
     WeightsKey,
+    check_unused,
     parse_columns,
     print_json,
 )
@@ -184,14 +185,24 @@ def build(
     ] = False,
     fidelity: Annotated[float | None, typer.Option(min=0, max=1, help="Mean fidelity to reach, as 0.999.")] = None,
     builder: Builder = None,
+    draft: Annotated[
+        Path | None, typer.Option(help="Artifact of a smaller model: let it draft tokens, if that is faster here.")
+    ] = None,
     trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """Build the model of an artifact for another target or engine, without calibrating again.
 
     Precision, ranges and rounded weights are those of the artifact; the graph is placed by the rules of the other
-    engine. Outputs are compared with the float graph's, on --data or on made-up inputs.
+    engine. Outputs are compared with the float graph's, on --data or on made-up inputs. With --draft, write the
+    artifact as it is with a draft model, if lone answers come faster with it on this machine.
     """
+    if draft is not None:
+        others: dict[str, object] = {"--target": target, "--original": original, "--engine-only": engine_only}
+        others |= {"--portable": portable or None, "--fidelity": fidelity, "--builder": builder}
+        check_unused(others | {"--trust": trust or None}, "for another target or engine, and not for --draft")
+        build_with_draft(artifact, draft, output, data, as_json=as_json)
+        return
     from export.rebuild import build
     from laconic.artifacts.manifest import read_manifest
     from laconic.recipes.recipe import Origin
@@ -245,6 +256,21 @@ def find_default_task(recipe: "Recipe") -> str | None:
 
     task = find_task(source)
     return task if task and resolve_task(task).default_recipe else None
+
+
+def build_with_draft(path: Path, draft: Path, output: Path, data: Path | None, *, as_json: bool) -> None:
+    """Try a draft model, and print the trial; raise GoalMissed for one that is not faster, and was left out."""
+    from export.draft_trial import add_draft
+    from laconic.artifacts.inspection import summarize
+    from laconic.commands.console import OUT
+
+    artifact, trial = add_draft(path, draft, output, data=data)
+    if as_json:
+        print_json(summarize(artifact))
+    else:
+        OUT.print(f"{output}: {trial.describe()}", soft_wrap=True)
+    if not trial.is_faster:
+        raise GoalMissed(f"{draft} is no faster: {output} was written without it. Try a draft with other layers")
 
 
 def finish(result: "Result", as_json: bool) -> None:

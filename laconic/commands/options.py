@@ -1,6 +1,7 @@
 """Arguments and options that several commands share, and the output of --json."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,3 +47,9 @@ def parse_columns(texts: list[str]) -> dict[str, str]:
 def print_json(value: Any) -> None:
     """Print a value as JSON to the standard output stream."""
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+def check_unused(options: Mapping[str, object], reason: str) -> None:
+    """Raise UsageError for options that were given and are of no use here. options: by name; None where not given."""
+    if unused := [name for name, value in options.items() if value is not None]:
+        raise UsageError(f"{', '.join(unused)} is {reason}")

@@ -1,13 +1,12 @@
 """The command `verify`: checks of an artifact, the parity ledger, and the verdict of an adapter beside it."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from laconic.commands.compression import list_missed
-from laconic.commands.options import ArtifactPath, Builder, Data, Json, RuntimeName, Trust, print_json
+from laconic.commands.options import ArtifactPath, Builder, Data, Json, RuntimeName, Trust, check_unused, print_json
 from laconic.errors import GoalMissed, UsageError
 
 
@@ -53,12 +52,6 @@ def verify(
     failed = [check.check for check in checks if not check.passed]
     if failed:
         raise GoalMissed(f"{artifact} failed verification: {', '.join(failed)}")
-
-
-def check_unused(options: Mapping[str, object], reason: str) -> None:
-    """Raise UsageError for options that were given and are of no use here. options: by name; None where not given."""
-    if unused := [name for name, value in options.items() if value is not None]:
-        raise UsageError(f"{', '.join(unused)} is {reason}")
 
 
 def judge(path: Path, adapter: Path, original: Path | None, data: Path | None, *, trust: bool, as_json: bool) -> None:

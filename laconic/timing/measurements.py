@@ -11,6 +11,9 @@ from laconic.units import format_bytes, format_fidelity
 ORIGINAL = "original"
 """The name of the source among the timings."""
 
+FASTER = 1.05
+"""How many times as fast a draft model must make lone answers."""
+
 DEFAULT_KNEE = 8
 """The batch size, in rows, that a server goes up to where nothing was timed."""
 
@@ -53,6 +56,51 @@ class WritingSpeed(BaseModel):
     prompt: NonNegativeInt
     first_token: PositiveFloat
     tokens_per_second: PositiveFloat
+
+
+class DraftTrial(BaseModel):
+    """How fast an artifact wrote lone answers with a draft model and without, in interleaved rounds.
+
+    draft: the name of the draft's artifact. prompts: how many were answered; same: how many texts were the same.
+    tokens: the most of an answer. drafted, accepted: tokens that were proposed, by the draft model or from the text
+    itself, and those that the model chose, too. tokens_per_second: behind the first, medians over rounds: `plain`
+    without the draft model, `drafted` with it, and `paged` where the engine with paged attention takes the model.
+    ratio: of `drafted` to `plain`, the median over rounds, with its quartiles; paged_ratio: to `paged`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    draft: str
+    prompts: PositiveInt
+    same: NonNegativeInt
+    tokens: PositiveInt
+    drafted: NonNegativeInt
+    accepted: NonNegativeInt
+    tokens_per_second: dict[str, PositiveFloat]
+    ratio: tuple[PositiveFloat, PositiveFloat, PositiveFloat]
+    paged_ratio: tuple[PositiveFloat, PositiveFloat, PositiveFloat] | None = None
+
+    @property
+    def is_faster(self) -> bool:
+        """Whether the draft model is worth its place: the same texts, faster by a margin in three of four rounds."""
+        return self.same == self.prompts and self.ratio[0] > FASTER
+
+    @property
+    def beats_paged(self) -> bool:
+        """Whether texts also came faster than from paged attention."""
+        return self.is_faster and self.paged_ratio is not None and self.paged_ratio[0] > FASTER
+
+    def describe(self) -> str:
+        """Return the figures in one sentence."""
+        low, ratio, high = self.ratio
+        rates = ", ".join(f"{name} {rate:.1f}" for name, rate in self.tokens_per_second.items())
+        share = self.accepted / max(1, self.drafted)
+        outcome = "the artifact has it" if self.is_faster else "it was left out"
+        return (
+            f"with the draft model {self.draft}, lone answers came {ratio:.2f} ({low:.2f} to {high:.2f}) times as fast "
+            f"as without (tokens per second: {rates}); {share:.2f} of {self.drafted} drafted tokens were right, and "
+            f"{self.same} of {self.prompts} texts the same; {outcome}"
+        )
 
 
 class TrialRecord(BaseModel):
@@ -121,7 +169,8 @@ class Measurements(BaseModel):
     of report.html. original_size: bytes of the source's weights. arithmetic: the share of the weights that each
     arithmetic multiplies with, as the engine reports it. products: the products of the model, each with the kernel that
     runs; empty in artifacts of earlier versions. search: the trials, if a search found the artifact. dynamic: another
-    form of an ONNX file; None where it was not compared.
+    form of an ONNX file; None where it was not compared. draft: the trial of a draft model, whether the artifact has it
+    now or not; None without one.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -138,6 +187,7 @@ class Measurements(BaseModel):
     seconds: dict[str, float] = {}
     search: tuple[TrialRecord, ...] = ()
     dynamic: DynamicBaseline | None = None
+    draft: DraftTrial | None = None
     report: str | None = None
 
     @property

@@ -168,10 +168,19 @@ def open_worker(
         golden=pack_golden(choose_golden_tokens(artifact.golden(placement))),
         has_adapters=has_adapters,
         prefixes=find_prefix_file(settings.prefix_cache, digest),
+        draft=find_draft(artifact) if engine == GENERATOR else None,
     )
     return GenerationWorker.open(
         job, watchdog=settings.watchdog, crashes=settings.max_crashes, most_waiting=settings.max_waiting
     )
+
+
+def find_draft(artifact: Artifact) -> dict[str, Any] | None:
+    """Return the fields of a `DraftFile`, if the artifact has a draft model."""
+    draft = artifact.manifest.draft
+    if draft is None:
+        return None
+    return draft.model_dump() | {"model": str(follow_links(artifact.path / draft.model))}
 
 
 def find_prefix_file(folder: Path | None, digest: str) -> str:
