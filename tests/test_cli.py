@@ -150,6 +150,7 @@ def test_the_ready_recipes_are_listed_and_good_ones(laconic):
     assert code == 0
     found = json.loads(out)
     tasks = {
+        "draft": "text-generation",
         "image-classification": "image-classification",
         "image-text-to-text": "image-text-to-text",
         "text-classification": "text-classification",

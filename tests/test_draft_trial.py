@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from artifacts import write_keys
 from chat_models import COUNT, make_tokenizer, open_chat_model, render, save_chat_model
 from served import running
 from tokenizers import Tokenizer
@@ -14,6 +15,7 @@ from transformers import LlamaForCausalLM
 
 from export.pipeline import export
 from laconic.artifacts.artifact import Artifact
+from laconic.artifacts.artifact_signature import sign_artifact
 from laconic.artifacts.draft import DRAFT
 from laconic.cache import Cache
 from laconic.errors import CorruptArtifact, UsageError
@@ -80,6 +82,12 @@ def test_an_artifact_with_a_draft_is_opened_signed_packaged_and_served(
     assert draft is not None
     assert draft.beats_paged
     assert laconic("verify", output)[0] == 0
+    pytest.importorskip("cryptography", reason="the extra sign")
+    private, public = write_keys(tmp_path)
+    sign_artifact(output, private)
+    context = tmp_path / "context"
+    assert laconic("package", output, "--require-signature", public, "-o", context)[0] == 0
+    assert digest_file(next(context.rglob(DRAFT))) == Artifact.load(output).manifest.files[DRAFT]
     prompt = make_tokenizer().encode(render(COUNT)).ids
     request = {"model": "chat", "prompt": prompt, "max_tokens": 30, "temperature": 0}
     with running(chat, threads=1, kv_cache=8 << 20) as server, server.client() as client:

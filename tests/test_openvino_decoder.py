@@ -286,6 +286,7 @@ def test_a_draft_model_changes_no_text(
     """Drafted by itself, the model chooses every token that it drafts greedily; several texts at once are not
     drafted."""
     plain, plain_scores, _ = write_drafted(generator)
+    monkeypatch.setattr("laconic.runtimes.draft_model.PIECE", 30)  # the prompt has several
     if not lookup:
         monkeypatch.setattr(PromptLookup, "propose", lambda *_: [])
     model, tokenizer = (chat[1] / name for name in ("model.onnx", "tokenizer.json"))

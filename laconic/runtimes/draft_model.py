@@ -17,7 +17,7 @@ mostly wrong, as are the tokens behind it."""
 
 class DraftModel:
     """A smaller model with the same tokens, and its cache, which holds one text: what a text shares with the one before
-    is not read again, so that a prompt is read with its first draft, and wrong tokens of a draft are dropped.
+    is not read again, so that a prompt is read with its first drafts, and wrong tokens of a draft are dropped.
 
     context: the most tokens that it takes.
     """
@@ -29,11 +29,15 @@ class DraftModel:
         self._past = requests.make_past(1, 0)
 
     def propose(self, tokens: Sequence[int], most: int) -> list[int]:
-        """Propose the likeliest tokens behind a text, at most so many, the first even if it is not sure of it."""
+        """Propose the likeliest tokens behind a text, at most so many, the first even if it is not sure of it; none
+        while a prompt is read, a piece with each call, or where the text has no room."""
         most = min(most, self._context - len(tokens))
         self._rewind(tokens)
         draft: list[int] = []
         unread = list(tokens[len(self._read) :])
+        if len(unread) > PIECE:
+            self._predict(unread[:PIECE])
+            return []
         while len(draft) < most:
             token, probability = self._predict(unread)
             if draft and probability < SURE:
@@ -52,11 +56,9 @@ class DraftModel:
 
     def _predict(self, tokens: Sequence[int]) -> tuple[int, float]:
         """Read tokens behind those in the cache; return the likeliest next one, and its probability."""
-        for start in range(0, len(tokens), PIECE):
-            piece = np.array([tokens[start : start + PIECE]], np.int64)
-            length = np.array([len(self._read)], np.int64)
-            logits, self._past = self._requests.run(piece, length, self._past)
-            self._read += tokens[start : start + PIECE]
+        length = np.array([len(self._read)], np.int64)
+        logits, self._past = self._requests.run(np.array([tokens], np.int64), length, self._past)
+        self._read += tokens
         scores = logits[0, -1]
         token = int(scores.argmax())
         return token, float(1 / np.exp(scores - scores[token]).sum())
