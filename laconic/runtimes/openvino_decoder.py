@@ -3,7 +3,7 @@ any attention, any setting of sampling and encoder-decoders can be served; the c
 and its free part holds prefixes of texts that were read."""
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -80,23 +80,20 @@ class OpenVinoDecoder(Generator):
         self._timed = self._generation and TimedSettings.add_to(self._generation)
         self._start = () if generation is None else (generation.decoder_start_token_id,)
         self._encoder: SourceEncoder | None = None
-        self._opening: Future[OpenDecoder] | None = None
         self._adapters: dict[int, LowRankAdapter] = {}
         source = None if generation is None else longest
         self._begin_opening = partial(begin_opening, model, context, threads, compute, source, has_adapters, draft)
-        if beside is None:
-            self._opening = self._begin_opening()
+        self._opening = self._begin_opening() if beside is None or (draft and draft.beats_paged) else None
+        if beside is None and self._opening is not None:
             decoder = self._opening.result()
             token_bytes, self.vocabulary = decoder.token_bytes, decoder.vocabulary
             self._encoder = decoder.encoder
             self.source_tokens = 0 if decoder.encoder is None else decoder.encoder.tokens
-        else:
-            self._opening = self._begin_opening() if draft is not None and draft.beats_paged else None
+        elif beside is not None:
             token_bytes, self.vocabulary = beside.cache.count_bytes(4), beside.vocabulary
-        blocks = cache_bytes // (COPIES * BLOCK_TOKENS * token_bytes)
-        if not blocks and beside is None:
+        self._capacity = BlockLedger(cache_bytes // (COPIES * BLOCK_TOKENS * token_bytes), BLOCK_TOKENS)
+        if not self._capacity.total and beside is None:
             raise RuntimeFailure(f"the cache of {cache_bytes} bytes holds no block of {BLOCK_TOKENS} tokens of {model}")
-        self._capacity = BlockLedger(blocks, BLOCK_TOKENS)
         self.ledger = self._capacity if beside is None else beside.ledger
         self._prefixes = PrefixCache(BLOCK_TOKENS)
         self._file: PrefixFile | None = None
