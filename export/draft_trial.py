@@ -24,7 +24,8 @@ from laconic.errors import RuntimeFailure, UsageError
 from laconic.hardware import cores
 from laconic.hashing import digest_file, seal
 from laconic.progress import Step, Steps
-from laconic.runtimes.decoder_file import DraftFile, encoder_of, is_language_model
+from laconic.runtimes.decoder_file import encoder_of, is_language_model
+from laconic.runtimes.draft_file import DraftFile
 from laconic.runtimes.generator import GenerationRequest, Generator, Sampling, TokenEvent
 from laconic.tasks.text_generation import TextGeneration
 from laconic.timing.measurements import DraftTrial

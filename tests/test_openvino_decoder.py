@@ -22,7 +22,7 @@ from laconic.runtimes.generator import GenerationRequest, Sampling, TokenEvent
 
 pytest.importorskip("openvino_genai")
 pytest.importorskip("llguidance")
-from laconic.runtimes.decoder_file import DraftFile
+from laconic.runtimes.draft_file import DraftFile
 from laconic.runtimes.grammar import grammar_of_schema
 from laconic.runtimes.openvino_decoder import COPIES, OpenVinoDecoder
 from laconic.runtimes.prefix_cache import PrefixCache

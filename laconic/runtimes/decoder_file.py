@@ -1,26 +1,14 @@
 """The file of a decoder with a cache: the names of its inputs and outputs, and the file of its encoder."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from laconic.errors import RuntimeFailure
 from laconic.runtimes.onnx_file import GraphInput, read_inputs
-from laconic.runtimes.runtime import Compute
 
 LOGITS, CROSS, PAST, PRESENT = "logits", "cross.", "past.", "present."
 VALUE_GROUP = 32
 """Numbers of a value in 4 bits that share a scale."""
-
-
-@dataclass(frozen=True)
-class DraftFile:
-    """The file of a draft model, a decoder with a cache. compute: the arithmetic that it runs in. beats_paged: whether
-    texts that are written alone come faster with it than from paged attention."""
-
-    model: Path
-    compute: Compute
-    beats_paged: bool
 
 
 def encoder_of(model: Path) -> Path:

@@ -12,8 +12,9 @@ from laconic.arrays import Array
 from laconic.errors import RuntimeFailure
 from laconic.runtimes.adapter_graph import LinearProduct, add_adapters
 from laconic.runtimes.batched_graph import read_batched
-from laconic.runtimes.decoder_file import DraftFile, encoder_of
+from laconic.runtimes.decoder_file import encoder_of
 from laconic.runtimes.decoder_requests import NO_SOURCE, CachePart, DecoderRequests
+from laconic.runtimes.draft_file import DraftFile
 from laconic.runtimes.draft_model import DraftModel
 from laconic.runtimes.encoder_decoder_graph import read_encoder_decoder
 from laconic.runtimes.low_rank_adapter import LowRankAdapter

@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from itertools import takewhile
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from laconic.runtimes.decoder_requests import DecoderRequests
 from laconic.runtimes.draft_source import DraftSource
 from laconic.runtimes.generator import PIECE
+
+if TYPE_CHECKING:
+    from laconic.runtimes.decoder_requests import DecoderRequests
 
 SURE = 0.4
 """The least probability that the draft model gives a token which is proposed behind others: what it is less sure of is
@@ -22,7 +24,7 @@ class DraftModel:
     context: the most tokens that it takes.
     """
 
-    def __init__(self, requests: DecoderRequests, context: int) -> None:
+    def __init__(self, requests: "DecoderRequests", context: int) -> None:
         self._requests = requests
         self._context = context
         self._read: list[int] = []

@@ -12,10 +12,10 @@ import numpy as np
 
 from laconic.arrays import Array
 from laconic.errors import InputError, RuntimeFailure, describe_error
-from laconic.runtimes.decoder_file import DraftFile
 from laconic.runtimes.decoder_opening import OpenDecoder, begin_opening
 from laconic.runtimes.decoder_requests import NO_SOURCE
 from laconic.runtimes.decoder_rows import DecoderRow, JoiningRow, PromptReading, make_rows
+from laconic.runtimes.draft_file import DraftFile
 from laconic.runtimes.generator import (
     PIECE,
     BlockLedger,

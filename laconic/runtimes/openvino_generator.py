@@ -6,7 +6,7 @@ from typing import Any
 
 from laconic.arrays import Array
 from laconic.errors import RuntimeFailure
-from laconic.runtimes.decoder_file import DraftFile
+from laconic.runtimes.draft_file import DraftFile
 from laconic.runtimes.generator import GenerationRequest, Generator, GoldenToken, TokenEvent
 from laconic.runtimes.openvino_decoder import OpenVinoDecoder
 from laconic.runtimes.openvino_genai import OpenVinoGenAi

@@ -22,7 +22,7 @@ import orjson
 from laconic import registry
 from laconic.errors import INTERRUPTS, ArtifactError, LaconicError
 from laconic.hashing import digest_file
-from laconic.runtimes.decoder_file import DraftFile
+from laconic.runtimes.draft_file import DraftFile
 from laconic.runtimes.generator import GenerationRequest, Generator, Sampling
 from serve.generation.generation_job import GenerationJob
 from serve.generation.packed_inputs import unpack_golden, unpack_inputs
