@@ -95,7 +95,7 @@ class DraftPair:
         return [tuple(prompt)[:room] for prompt, _ in self.task.divide(samples)]
 
     def try_out(self, prompts: Sequence[tuple[int, ...]], step: Step) -> DraftTrial:
-        """Answer the prompts in each engine, round after round. Raises RuntimeFailure."""
+        """WrittenAnswer the prompts in each engine, round after round. Raises RuntimeFailure."""
         with ExitStack() as stack:
             engines: dict[str, Generator] = {}
             for name, open_engine in self.list_engines().items():
@@ -168,14 +168,14 @@ def open_text_task(artifact: Artifact) -> TextGeneration:
 def compare_engines(
     engines: Mapping[str, Generator], prompts: Sequence[tuple[int, ...]], stop: Sequence[int], draft: str, step: Step
 ) -> DraftTrial:
-    """Answer prompts one at a time, in one engine after the other, round after round. stop: tokens that end an answer.
+    """WrittenAnswer prompts one at a time, in one engine after the other, round after round. stop: tokens that end an answer.
     draft: the draft's name. Raises UsageError for answers that are too short to be timed."""
     sampling = Sampling(TOKENS, stop_token_ids=tuple(stop))
     rates: dict[str, list[float]] = {name: [] for name in engines}
     texts: dict[str, list[tuple[int, ...]]] = {}
     events: list[TokenEvent] = []
     for turn in range(ROUNDS + 1):
-        answers: dict[str, list[Answer]] = {name: [] for name in engines}
+        answers: dict[str, list[WrittenAnswer]] = {name: [] for name in engines}
         for prompt in prompts:
             for name, engine in engines.items():
                 answers[name].append(write_answer(engine, prompt, sampling))
@@ -210,7 +210,7 @@ def measure_ratio(rates: Sequence[float], others: Sequence[float]) -> tuple[floa
 
 
 @dataclass(frozen=True)
-class Answer:
+class WrittenAnswer:
     """What an engine wrote. seconds: behind the first token."""
 
     tokens: tuple[int, ...]
@@ -218,7 +218,7 @@ class Answer:
     events: Sequence[TokenEvent]
 
 
-def write_answer(engine: Generator, prompt: tuple[int, ...], sampling: Sampling) -> Answer:
+def write_answer(engine: Generator, prompt: tuple[int, ...], sampling: Sampling) -> WrittenAnswer:
     """Write an answer in an engine that writes nothing else meanwhile."""
     engine.add(GenerationRequest(1, prompt, sampling))
     events: list[TokenEvent] = []
@@ -228,4 +228,6 @@ def write_answer(engine: Generator, prompt: tuple[int, ...], sampling: Sampling)
         if written and not events:
             start = time.perf_counter()
         events += written
-    return Answer(tuple(token for event in events for token in event.token_ids), time.perf_counter() - start, events)
+    return WrittenAnswer(
+        tuple(token for event in events for token in event.token_ids), time.perf_counter() - start, events
+    )
