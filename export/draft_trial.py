@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -72,7 +72,7 @@ class DraftPair:
         self.artifact = artifact
         self.drafting = drafting
         self.placement, self.draft_placement = find_placement(artifact), find_placement(drafting)
-        task, draft_task = open_text_task(artifact), open_text_task(drafting)
+        task, draft_task = cast(TextGeneration, artifact.task()), cast(TextGeneration, drafting.task())
         if task.tokenizer.get_vocab() != draft_task.tokenizer.get_vocab():
             raise UsageError(
                 f"{drafting.path} has another tokenizer than {artifact.path}, so that its tokens mean other texts. "
@@ -95,7 +95,7 @@ class DraftPair:
         return [tuple(prompt)[:room] for prompt, _ in self.task.divide(samples)]
 
     def try_out(self, prompts: Sequence[tuple[int, ...]], step: Step) -> DraftTrial:
-        """WrittenAnswer the prompts in each engine, round after round. Raises RuntimeFailure."""
+        """Answer the prompts in each engine, round after round. Raises RuntimeFailure."""
         with ExitStack() as stack:
             engines: dict[str, Generator] = {}
             for name, open_engine in self.list_engines().items():
@@ -158,24 +158,17 @@ def list_prompts(inputs: Arrays) -> Iterator[tuple[int, ...]]:
         yield tuple(ids[: int(mask.argmax()) + 1].tolist())
 
 
-def open_text_task(artifact: Artifact) -> TextGeneration:
-    """Open the task of a language model."""
-    task = artifact.task()
-    assert isinstance(task, TextGeneration), artifact.path
-    return task
-
-
 def compare_engines(
     engines: Mapping[str, Generator], prompts: Sequence[tuple[int, ...]], stop: Sequence[int], draft: str, step: Step
 ) -> DraftTrial:
-    """WrittenAnswer prompts one at a time, in one engine after the other, round after round. stop: tokens that end an answer.
+    """Answer prompts one at a time, in one engine after the other, round after round. stop: tokens that end an answer.
     draft: the draft's name. Raises UsageError for answers that are too short to be timed."""
     sampling = Sampling(TOKENS, stop_token_ids=tuple(stop))
     rates: dict[str, list[float]] = {name: [] for name in engines}
     texts: dict[str, list[tuple[int, ...]]] = {}
     events: list[TokenEvent] = []
     for turn in range(ROUNDS + 1):
-        answers: dict[str, list[WrittenAnswer]] = {name: [] for name in engines}
+        answers: dict[str, list[TimedAnswer]] = {name: [] for name in engines}
         for prompt in prompts:
             for name, engine in engines.items():
                 answers[name].append(write_answer(engine, prompt, sampling))
@@ -210,7 +203,7 @@ def measure_ratio(rates: Sequence[float], others: Sequence[float]) -> tuple[floa
 
 
 @dataclass(frozen=True)
-class WrittenAnswer:
+class TimedAnswer:
     """What an engine wrote. seconds: behind the first token."""
 
     tokens: tuple[int, ...]
@@ -218,7 +211,7 @@ class WrittenAnswer:
     events: Sequence[TokenEvent]
 
 
-def write_answer(engine: Generator, prompt: tuple[int, ...], sampling: Sampling) -> WrittenAnswer:
+def write_answer(engine: Generator, prompt: tuple[int, ...], sampling: Sampling) -> TimedAnswer:
     """Write an answer in an engine that writes nothing else meanwhile."""
     engine.add(GenerationRequest(1, prompt, sampling))
     events: list[TokenEvent] = []
@@ -228,6 +221,6 @@ def write_answer(engine: Generator, prompt: tuple[int, ...], sampling: Sampling)
         if written and not events:
             start = time.perf_counter()
         events += written
-    return WrittenAnswer(
+    return TimedAnswer(
         tuple(token for event in events for token in event.token_ids), time.perf_counter() - start, events
     )
