@@ -124,17 +124,18 @@ def test_requests_that_do_not_end_in_time_get_503(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_does_not_wait_for_balancers(tmp_path: Path) -> None:
-    with process(write_artifact(tmp_path / "twice.laconic"), drain=20) as (started, _):
+    with process(write_artifact(tmp_path / "twice.laconic"), drain=60) as (started, _):
         started.send_signal(signal.SIGINT)
-        assert started.wait(5) == 0
+        assert started.wait(30) == 0
 
 
 def test_a_second_signal_ends_the_server_at_once(tmp_path: Path) -> None:
-    with process(write_artifact(tmp_path / "twice.laconic"), drain=20) as (started, _):
+    with process(write_artifact(tmp_path / "twice.laconic"), drain=60) as (started, url):
         started.send_signal(signal.SIGTERM)
-        time.sleep(0.3)
+        while httpx.get(f"{url}/v2/health/ready").is_success:  # else both are one, on a busy machine
+            time.sleep(0.05)
         started.send_signal(signal.SIGTERM)
-        assert started.wait(5) == 0
+        assert started.wait(30) == 0
 
 
 def test_a_port_in_use_is_refused_in_one_sentence() -> None:
