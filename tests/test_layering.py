@@ -24,9 +24,9 @@ MAY_IMPORT = {
 """The layers: compress -> train -> laconic <- serve, compress -> export -> laconic."""
 COMPOSITION_ROOT = ("laconic.commands", "laconic.cli", "laconic.__main__")
 """The one place of the core that knows the other packages."""
-LAZY = ("laconic.commands", "laconic", "laconic.cli")
-"""Where a package of ours may be imported inside a function, for start-up time: the commands, `laconic.load`, and the
-console script, which looks for files that shadow a package first."""
+LAZY = ("laconic.commands", "laconic", "laconic.cli", "serve.server")
+"""Where a package of ours may be imported inside a function, for start-up time or memory: the commands, `laconic.load`,
+the console script, which looks for files that shadow a package first, and a server, most of which speak no gRPC."""
 FILES = sorted(path for package in OWN for path in (HOME / package).rglob("*.py"))
 HEAVY = {"torch", "transformers", "onnx", "onnxscript", "onnx_ir", "safetensors.torch", "matplotlib", "pyarrow"}
 """What neither the command line's help nor the server may load."""
@@ -271,6 +271,12 @@ def test_the_light_half_brings_nothing_heavy_and_the_server_never_knows_torch_or
         assert not heavy, f"{module} brings {heavy} through {name}"
     for module in (name for name in MODULES if package(name) == "serve"):
         assert not {package(name) for name, _ in imports(module)} & {"torch", "transformers", "onnx"}, module
+
+
+def test_a_server_loads_grpc_and_pillow_only_where_it_needs_them():
+    brought = {package(name) for each in reached("serve.server") for name, inside in imports(each) if not inside}
+    assert "uvicorn" in brought
+    assert not brought & {"grpc", "google", "PIL"}
 
 
 PARTS = (
