@@ -72,7 +72,7 @@ class Server(uvicorn.Server):
         self.on_ready = on_ready
         self.certificate = certificate
         self.admin = admin
-        self.grpc: "GrpcServer | None" = None
+        self.grpc: GrpcServer | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to listen, on the gRPC port too if there is one."""
