@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from laconic.commands.command_line import COMMANDS
 from laconic.registry import EXTRAS, PACKAGES
 
 HOME = Path(__file__).parents[1]
@@ -400,7 +401,8 @@ def test_every_package_that_is_imported_is_declared():
 def test_the_base_install_is_enough_for_the_command_line_and_every_package_is_declared_to_setuptools():
     third = {
         package(name)
-        for module in reached("laconic.commands.command_line") | reached("laconic.cli")
+        for command in {"laconic.cli", *(f"laconic.commands.{name}" for name, *_ in COMMANDS.values())}
+        for module in reached(command)
         for name, inside in imports(module)
         if not inside
     }
