@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvicorn
 
@@ -21,7 +21,6 @@ from serve import front
 from serve.asgi.connection import Connection, Phase, enforce_deadlines
 from serve.asgi.listener import BACKLOG, bind, close_admin, format_address, listen, open_admin
 from serve.fronts import Fronts
-from serve.grpc.grpc_server import GrpcServer
 from serve.http.app import App, create_app
 from serve.model_repository.artifact_sources import locate_artifacts
 from serve.observation.logs import open_log
@@ -30,6 +29,9 @@ from serve.security.tls import Certificate, load_certificate
 from serve.settings.server_settings import Settings
 from serve.settings.settings_file import LOCAL, load_settings, refuse_settings_of_others
 from serve.welcome import Addresses, format_welcome
+
+if TYPE_CHECKING:
+    from serve.grpc.grpc_server import GrpcServer
 
 TICKS = 5
 """Tenths of a second between two looks at the deadlines of connections."""
@@ -80,6 +82,8 @@ class Server(uvicorn.Server):
         if self.admin is not None:
             self.servers.append(await self._open(self.admin, partial(self._make_connection, admin=True)))
         if self.settings.grpc_port is not None and sockets:
+            from serve.grpc.grpc_server import GrpcServer  # takes 12 MB
+
             self.grpc = GrpcServer(
                 self.app.repository,
                 self.settings,

@@ -4,7 +4,7 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from laconic.artifacts.download import is_address
+from laconic.artifacts.model_name import is_address
 from serve.asgi.wire import to_json
 from serve.generation.text_writer import TextWriter
 from serve.model_repository.model import Model

@@ -21,7 +21,7 @@ from laconic.commands.command_line import app
 from laconic.progress import Steps
 
 HERE = Path(__file__).parent
-COMMANDS = typer.main.get_command(app).commands
+COMMANDS = {name: each.load() for name, each in typer.main.get_command(app).commands.items()}
 COMMAND = [sys.executable, "-c", "from laconic.cli import main; main()"]
 
 
@@ -51,6 +51,16 @@ def one_sentence(message):
     assert message.count("\n") == 1
     assert "Traceback" not in message
     return message
+
+
+def test_the_help_of_all_verbs_imports_none(laconic):
+    assert {name: each.help.split("\n\n")[0].replace("\n", " ") for name, each in COMMANDS.items()} == {
+        name: each.short_help for name, each in typer.main.get_command(app).commands.items()
+    }
+    code = "import sys\nfrom laconic.cli import main\ntry: main()\nfinally: print(sorted(sys.modules), file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, check=True)
+    assert "serve" in done.stdout
+    assert not {"'pydantic'", "'yaml'", "'numpy'", "'asyncio'"} & set(done.stderr.strip("[]\n").split(", "))
 
 
 @pytest.mark.parametrize("verb", COMMANDS)

@@ -26,7 +26,7 @@ from train.step.compatibility import EXCLUSIVE_SLOTS, NEEDS
 
 HOME = Path(__file__).parents[1]
 DOCS = HOME / "docs"
-COMMANDS = typer.main.get_command(app).commands
+COMMANDS = {name: each.load() for name, each in typer.main.get_command(app).commands.items()}
 
 
 def page(name):

@@ -88,6 +88,9 @@ def test_an_artifact_is_served_under_the_name_that_it_is_given(tmp_path: Path) -
         "a=b": path,
         "x.y": path.parent / "x.y",
     }
+    for name in ("a b", "n" * 129, "-a"):
+        with pytest.raises(UsageError, match=r"cannot be the name of a model\. A name has up to 128 letters"):
+            locate_artifacts([f"{name}={path}"], settings)
     with pytest.raises(UsageError, match=r"both be served as 'a=b'.*NAME=ARTIFACT"):
         locate_artifacts([path, str(path)], Settings())
     with pytest.raises(UsageError, match="--require names 'other'"):

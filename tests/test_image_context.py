@@ -43,8 +43,8 @@ def test_one_artifact_lies_at_models_and_several_in_folders_and_the_same_give_th
     assert list_context(tmp_path / "image") == before
     app = create_app([f"one={tmp_path / 'image/models'}"], Settings(sha256=[f"one={digest}"]))
     app.repository.close()
-    write_context([one, two], tmp_path / "image")
-    assert {path.name for path in (tmp_path / "image/models").iterdir()} == {"one.laconic", "two.laconic"}
+    write_context([f"first={one}", two], tmp_path / "image")
+    assert {path.name for path in (tmp_path / "image/models").iterdir()} == {"first.laconic", "two.laconic"}
 
 
 def test_an_image_beside_the_server_is_served_through_a_link_to_its_root(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_what_is_damaged_unsigned_or_of_no_use_as_a_name_is_refused_and_nothing_
     artifact = write_artifact(tmp_path / "one.laconic")
     with pytest.raises(UsageError, match="have the same name"):
         write_context([artifact, write_artifact(tmp_path / "else/one")], tmp_path / "image")
-    with pytest.raises(UsageError, match="Rename the folder"):
+    with pytest.raises(UsageError, match="give another, as NAME=ARTIFACT"):
         write_context([write_artifact(tmp_path / 'a "b"')], tmp_path / "image")
     with pytest.raises(UsageError, match="was not written by `laconic package`"):
         write_context([artifact], tmp_path / "else")

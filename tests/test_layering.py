@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from laconic.commands.command_line import COMMANDS
 from laconic.registry import EXTRAS, PACKAGES
 
 HOME = Path(__file__).parents[1]
@@ -24,9 +25,9 @@ MAY_IMPORT = {
 """The layers: compress -> train -> laconic <- serve, compress -> export -> laconic."""
 COMPOSITION_ROOT = ("laconic.commands", "laconic.cli", "laconic.__main__")
 """The one place of the core that knows the other packages."""
-LAZY = ("laconic.commands", "laconic", "laconic.cli")
-"""Where a package of ours may be imported inside a function, for start-up time: the commands, `laconic.load`, and the
-console script, which looks for files that shadow a package first."""
+LAZY = ("laconic.commands", "laconic", "laconic.cli", "serve.server")
+"""Where a package of ours may be imported inside a function, for start-up time or memory: the commands, `laconic.load`,
+the console script, which looks for files that shadow a package first, and a server, most of which speak no gRPC."""
 FILES = sorted(path for package in OWN for path in (HOME / package).rglob("*.py"))
 HEAVY = {"torch", "transformers", "onnx", "onnxscript", "onnx_ir", "safetensors.torch", "matplotlib", "pyarrow"}
 """What neither the command line's help nor the server may load."""
@@ -273,6 +274,12 @@ def test_the_light_half_brings_nothing_heavy_and_the_server_never_knows_torch_or
         assert not {package(name) for name, _ in imports(module)} & {"torch", "transformers", "onnx"}, module
 
 
+def test_a_server_loads_grpc_and_pillow_only_where_it_needs_them():
+    brought = {package(name) for each in reached("serve.server") for name, inside in imports(each) if not inside}
+    assert "uvicorn" in brought
+    assert not brought & {"grpc", "google", "PIL"}
+
+
 PARTS = (
     "processing.Processing",
     "processing.TokenLimits",
@@ -394,7 +401,8 @@ def test_every_package_that_is_imported_is_declared():
 def test_the_base_install_is_enough_for_the_command_line_and_every_package_is_declared_to_setuptools():
     third = {
         package(name)
-        for module in reached("laconic.commands.command_line") | reached("laconic.cli")
+        for command in {"laconic.cli", *(f"laconic.commands.{name}" for name, *_ in COMMANDS.values())}
+        for module in reached(command)
         for name, inside in imports(module)
         if not inside
     }

@@ -50,7 +50,7 @@ def test_of_a_failure_in_a_replica_the_reason_is_said() -> None:
 def test_several_models_have_paths_of_their_own() -> None:
     assert make_routes({"a": ""}) == {"a": "/"}
     assert make_routes({"a": "", "b.c": ""}) == {"a": "/a", "b.c": "/b.c"}
-    with pytest.raises(UsageError, match="cannot be a part of a path"):
+    with pytest.raises(UsageError, match="cannot be the name of a model"):
         make_routes({"a": "", "b c": ""})
 
 

@@ -13,7 +13,7 @@ from laconic.errors import UsageError
 from serve.settings.server_settings import MIB, Settings
 from serve.settings.settings_file import load_settings
 
-COMMAND = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
+COMMAND = typer.main.get_command(app).commands["serve"].load()  # type: ignore[attr-defined]
 DOCS = Path(__file__).parents[1] / "docs" / "serve.md"
 
 

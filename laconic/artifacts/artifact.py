@@ -30,10 +30,10 @@ from laconic.artifacts.manifest import (
     REPORT,
     Manifest,
     check_manifest_exists,
-    make_name,
     read_manifest,
     read_measurements,
 )
+from laconic.artifacts.model_name import make_name
 from laconic.artifacts.placement import Placement, find_fastest_placement
 from laconic.cache import Cache
 from laconic.errors import ArtifactError, CorruptArtifact, MissingPackage, RuntimeFailure, UnprovenArtifact, UsageError

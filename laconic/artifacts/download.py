@@ -46,11 +46,6 @@ PAUSE = 0.5
 T = TypeVar("T")
 
 
-def is_address(text: str) -> bool:
-    """Return whether a text names an artifact by its address, rather than a folder."""
-    return "://" in text
-
-
 def fetch_artifact(
     address: str,
     *,

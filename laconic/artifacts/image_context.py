@@ -6,9 +6,8 @@ in a folder of its own. The same artifacts give the same bytes.
 
 import json
 import os
-import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from laconic import __version__
@@ -16,6 +15,7 @@ from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.artifact_files import open_plain
 from laconic.artifacts.artifact_signature import SIGNATURE, UNSIGNED, check_signature, list_files, read_public_key
 from laconic.artifacts.manifest import MANIFEST, check_manifest_exists
+from laconic.artifacts.model_name import check_name, split_name
 from laconic.cache import open_scratch_folder
 from laconic.errors import UsageError
 from laconic.files import replace_folder
@@ -23,7 +23,6 @@ from laconic.hashing import digest_file
 
 DOCKERFILE = "Dockerfile"
 MODELS = "models"
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 HEADER = "# Written by `laconic package`: an image that holds models at /models, and serves them."
 BASE = f"""
 # With BASE=busybox the image holds the models alone, as for KServe's oci://.
@@ -33,14 +32,16 @@ COPY {MODELS}/ /{MODELS}/
 """
 
 
-def write_context(paths: Sequence[Path], destination: Path, key: Path | None = None) -> dict[str, str]:
+def write_context(sources: Sequence[Path | str], destination: Path, key: Path | None = None) -> dict[str, str]:
     """Write the build context of an image that holds artifacts; return the digests of their manifests by name.
 
-    key: the public one of who must have signed them. Raises UsageError for names that cannot be used and a destination
-    that is something else, and the errors of artifacts that are not whole or not signed.
+    sources: folders, each alone or as `NAME=ARTIFACT`. key: the public one of who must have signed them. Raises
+    UsageError for names that cannot be used and a destination that is something else, and the errors of artifacts that
+    are not whole or not signed.
     """
-    check_context(paths, destination)
-    artifacts = load_artifacts(paths, key)
+    named = name_folders(sources)
+    check_context(named.values(), destination)
+    artifacts = load_artifacts(named, key)
     digests = {name: digest_file(artifact.path / MANIFEST).sha256 for name, artifact in artifacts.items()}
     with open_scratch_folder(destination) as scratch:
         context = scratch / "context"
@@ -55,7 +56,7 @@ def write_context(paths: Sequence[Path], destination: Path, key: Path | None = N
     return digests
 
 
-def check_context(paths: Sequence[Path], destination: Path) -> None:
+def check_context(paths: Iterable[Path], destination: Path) -> None:
     """Raise UsageError where something else than our build context would be overwritten, or an artifact changed."""
     for path in paths:
         if path.resolve() in destination.resolve().parents:
@@ -66,20 +67,29 @@ def check_context(paths: Sequence[Path], destination: Path) -> None:
         raise UsageError(f"{destination} exists and was not written by `laconic package`. Choose another --output")
 
 
-def load_artifacts(paths: Sequence[Path], key: Path | None) -> dict[str, Artifact]:
+def name_folders(sources: Sequence[Path | str]) -> dict[str, Path]:
+    """Return the folders of artifacts by the names of their models. Raises UsageError for names that cannot be used."""
+    folders: dict[str, Path] = {}
+    for each in sources:
+        name, source = split_name(each)
+        check_name(name)
+        if name in folders:
+            raise UsageError(
+                f"{folders[name]} and {source} have the same name. Give one of them another, as NAME=ARTIFACT"
+            )
+        folders[name] = Path(source)
+    return folders
+
+
+def load_artifacts(folders: Mapping[str, Path], key: Path | None) -> dict[str, Artifact]:
     """Load artifacts by name, each after its signature where a key is given."""
     public = None if key is None else read_public_key(key)
     artifacts: dict[str, Artifact] = {}
-    for path in paths:
+    for name, path in folders.items():
         if public is not None:
             check_manifest_exists(path)
             check_signature(path, public)
-        artifact = Artifact.load(path)
-        if not NAME.fullmatch(artifact.name):
-            raise UsageError(f"{path} has a name with more than letters, digits, '.', '_' and '-'. Rename the folder")
-        if artifact.name in artifacts:
-            raise UsageError(f"{artifacts[artifact.name].path} and {path} have the same name. Rename one of them")
-        artifacts[artifact.name] = artifact
+        artifacts[name] = Artifact.load(path)
     return artifacts
 
 

@@ -185,15 +185,3 @@ def read_measurements(path: Path) -> Measurements:
         return Measurements.model_validate(read_sealed(path / MEASURED))
     except ValidationError as error:
         raise CorruptArtifact(explain(error, f"{path / MEASURED} does not match its format")) from None
-
-
-SUFFIX = ".laconic"
-"""What the name of an artifact's folder may end with, and the name of the model leaves out."""
-
-
-def make_name(path: Path) -> str:
-    """Make the name of the model in a folder: the folder's own without `.laconic`.
-
-    No other suffix is left out: `bge-v1.0` and `bge-v1.5` are two models.
-    """
-    return path.name.removesuffix(SUFFIX) or path.name

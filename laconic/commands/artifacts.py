@@ -69,7 +69,7 @@ def sign(
 
 
 def package(
-    artifacts: Annotated[list[Path], typer.Argument(help="Folders of artifacts.", metavar="ARTIFACT...")],
+    artifacts: Annotated[list[str], typer.Argument(help="Folders of artifacts.", metavar="[NAME=]ARTIFACT...")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the build context to write.")],
     require_signature: Annotated[
         Path | None, typer.Option(help="Public key (PEM) of who must have signed each artifact.")

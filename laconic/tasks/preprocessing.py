@@ -7,15 +7,15 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from laconic.tasks.chat_template import ChatTemplate
-from laconic.tasks.image_preprocess import ImagePreprocess
 
-if TYPE_CHECKING:  # most servers read no audio, and its libraries take memory
+if TYPE_CHECKING:  # most servers read no audio and no images, and the libraries take memory
     from laconic.tasks.audio_preprocess import AudioPreprocess, LogMelPreprocess
     from laconic.tasks.ctc_vocabulary import CtcVocabulary
     from laconic.tasks.decoder_tensors import CacheShape
     from laconic.tasks.detections import Scoring
     from laconic.tasks.generation_settings import GenerationSettings
     from laconic.tasks.image_frames import ImageFrames
+    from laconic.tasks.image_preprocess import ImagePreprocess
 
 Activation = Literal["identity", "sigmoid"]
 
@@ -59,7 +59,7 @@ class Preprocessing:
     end_id: int | None = None
     chat: ChatTemplate | None = None
     token_types: bool = False
-    image: ImagePreprocess | None = None
+    image: "ImagePreprocess | None" = None
     audio: "AudioPreprocess | None" = None
     log_mel: "LogMelPreprocess | None" = None
     masks_audio: bool = False

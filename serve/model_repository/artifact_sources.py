@@ -1,22 +1,18 @@
 """Which artifacts a server is told to serve, under which names, and where they lie."""
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from laconic.artifacts.artifact_signature import read_public_key
-from laconic.artifacts.download import fetch_artifact, is_address
-from laconic.artifacts.manifest import make_name
+from laconic.artifacts.download import fetch_artifact
+from laconic.artifacts.model_name import is_address, split_name
 from laconic.errors import UsageError, did_you_mean
 from serve.model_repository.versions import escape, explain_ambiguity
 from serve.settings.server_settings import Settings
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
-
-NAMED = re.compile(r"([A-Za-z0-9][\w.-]*)=(.+)", re.ASCII | re.DOTALL)
-"""NAME=ARTIFACT."""
 
 
 def locate_artifacts(artifacts: Sequence[Path | str], settings: Settings) -> dict[str, Path]:
@@ -31,8 +27,8 @@ def locate_artifacts(artifacts: Sequence[Path | str], settings: Settings) -> dic
 def name_sources(artifacts: Sequence[Path | str], settings: Settings) -> dict[str, str]:
     """Return the folders or addresses of artifacts by the names of their models.
 
-    artifacts: folders or addresses, each alone or as `NAME=ARTIFACT`. Raises UsageError for two of a name, for settings
-    that name others, and for the key of a signature that cannot be used.
+    artifacts: folders or addresses, each alone or as `NAME=ARTIFACT`. Raises UsageError for a name that cannot be
+    one, two of a name, settings that name others, and the key of a signature that cannot be used.
     """
     sources: dict[str, str] = {}
     for artifact in artifacts:
@@ -61,16 +57,6 @@ def read_signer(settings: Settings) -> "EllipticCurvePublicKey | None":
     """Read the key of who must have signed each artifact; None where nobody must. Raises UsageError for one that cannot
     be used."""
     return None if settings.require_signature is None else read_public_key(settings.require_signature)
-
-
-def split_name(artifact: Path | str) -> tuple[str, str]:
-    """Return the name of a model, and the folder or the address of its artifact. A folder may have a `=` in its
-    name."""
-    match = None if isinstance(artifact, Path) or Path(artifact).exists() else NAMED.fullmatch(artifact)
-    if match is not None:
-        return match[1], match[2]
-    source = str(artifact)
-    return make_name(Path(source.rstrip("/")) if is_address(source) else Path(source).resolve()), source
 
 
 def check_required(names: Mapping[str, str], settings: Settings) -> None:

@@ -4,8 +4,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
-from laconic.artifacts.download import RemoteFolder, fetch_artifact, is_address
-from laconic.artifacts.manifest import MANIFEST, make_name
+from laconic.artifacts.download import RemoteFolder, fetch_artifact
+from laconic.artifacts.manifest import MANIFEST
+from laconic.artifacts.model_name import is_address, make_name
 from laconic.errors import UsageError
 from serve.model_repository.artifact_sources import read_signer
 from serve.model_repository.versions import (

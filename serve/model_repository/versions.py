@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from laconic.artifacts.manifest import MANIFEST, make_name
+from laconic.artifacts.manifest import MANIFEST
+from laconic.artifacts.model_name import make_name
 
 VERSION = "1"
 """The version of an artifact that lies by itself."""

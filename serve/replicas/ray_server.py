@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from laconic.artifacts.download import is_address
+from laconic.artifacts.model_name import check_name, is_address
 from laconic.clusters.ray_cluster import LOCAL, connect_ray, find_address, set_environment
 from laconic.errors import UsageError
 from serve.asgi.listener import bind
 from serve.asgi.wire import Receive, Scope, Send
 from serve.http.app import App, create_app
-from serve.model_repository.artifact_sources import NAMED, locate_artifact, name_sources
+from serve.model_repository.artifact_sources import locate_artifact, name_sources
 from serve.model_repository.loader import load_newest
 from serve.protocol.metadata import check_server
 from serve.replicas.ray_applications import RayApplications
@@ -153,8 +153,7 @@ def make_routes(names: Mapping[str, str]) -> dict[str, str]:
     if len(names) == 1:
         return dict.fromkeys(names, "/")
     for name in names:
-        if not NAMED.fullmatch(f"{name}=ARTIFACT"):
-            raise UsageError(f"{name!r} cannot be a part of a path. Give the artifact as NAME=ARTIFACT")
+        check_name(name)
     return {name: f"/{name}" for name in names}
 
 

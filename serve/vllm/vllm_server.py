@@ -7,10 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from laconic.artifacts.download import is_address
+from laconic.artifacts.model_name import is_address, split_name
 from laconic.errors import UsageError
 from serve.asgi.wire import to_json
-from serve.model_repository.artifact_sources import split_name
 from serve.server import open_settings, run_app, write_line
 from serve.settings.server_settings import VLLM, Settings
 from serve.settings.settings_file import PLACES

@@ -19,6 +19,7 @@ from laconic.arrays import Arrays
 from laconic.artifacts.artifact import Artifact
 from laconic.artifacts.manifest import MANIFEST
 from laconic.errors import INTERRUPTS, ArtifactError, list_causes
+from laconic.hardware import return_freed_memory
 from laconic.hashing import digest_file
 from laconic.runtimes.runtime import Session
 from serve.workers.child_process import bind_to_parent, report_failure
@@ -53,6 +54,7 @@ def work(control: socket.socket, connections: list[socket.socket], job: EngineJo
         return
     for session, connection in zip(opened.sessions, connections, strict=True):
         threading.Thread(target=answer, args=(session, connection), daemon=True).start()
+    return_freed_memory()  # what the graph took while the engine compiled it
     control.sendall(orjson.dumps({"runtime": opened.runtime, "note": opened.note}) + b"\n")
     beat(control)
 
