@@ -92,7 +92,9 @@ def main() -> None:
                     found[target.name].append(asyncio.run(target.measure(clients, arguments.seconds)))
             print(f"\n{clients} clients, {arguments.rounds} rounds:\n")
             results.table(
-                f"{clients} clients", ["server, wire format", "requests per CPU-second", "of bare uvicorn (range)"], make_rows(found)
+                f"{clients} clients",
+                ["server, wire format", "requests per CPU-second", "of bare uvicorn (range)"],
+                make_rows(found),
             )
 
 
