@@ -10,8 +10,8 @@ GPU_PYTHON ?= python3
 GPU_VENV := .venv-gpu
 OUT ?= .gpu
 DRY ?=
-# Two processes for each core, with one thread each: what one waits for, the other computes. A process that crashes
-# ends the run: restarted, it would begin with the test that crashed it, again and again. Bytecode is written:
+# A process for each core, with one thread: so twice as fast on two as one process with two threads. A process that
+# crashes ends the run: restarted, it would begin with the test that crashed it, again and again. Bytecode is written:
 # without it each program that a test starts compiles every module anew.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --maxprocesses 4 \
 	--dist loadfile --no-loadscope-reorder --max-worker-restart 0

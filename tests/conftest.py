@@ -42,12 +42,6 @@ CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 """The cores of the machine that the tests may use."""
 
 
-@pytest.hookimpl(optionalhook=True)  # pytest-xdist is not needed to run the tests
-def pytest_xdist_auto_num_workers():
-    """Two processes for each core: while a test of one waits for a server or for ranks, the other has the core."""
-    return 2 * len(CORES) or None
-
-
 def pytest_configure(config):
     """Keep each process of the run, with the programs that it starts, to a core of its own.
 
