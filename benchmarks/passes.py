@@ -59,7 +59,7 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=11, help="how often each graph is run")
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--engines", default="openvino,onnxruntime,torch", help="with commas between them")
+    parser.add_argument("--engines", default="openvino,onnxruntime", help="with commas between them")
     parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where inputs and graphs go")
     arguments = parser.parse_args()
     results = Results(publish=arguments.publish)
