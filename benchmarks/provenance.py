@@ -22,7 +22,8 @@ def read_versions() -> dict[str, str]:
 def describe_command(words: Sequence[str]) -> str:
     """Return the command of a run; folders of this machine are left out, and so is --publish."""
     script, *others = words
-    shown = [Path(word).name if os.sep in word else word for word in others if not word.startswith("--publish")]
+    pairs = (word.rpartition("=") for word in others if not word.startswith("--publish"))
+    shown = [f"{name}{sign}{Path(value).name if os.sep in value else value}" for name, sign, value in pairs]
     return shlex.join(["python", f"benchmarks/{Path(script).name}", *shown])
 
 
