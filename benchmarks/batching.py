@@ -13,6 +13,7 @@ import statistics
 import tempfile
 import time
 from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ LABELS, HELD = 10, 500
 """Packages, those with the most docstrings; texts that are held out."""
 SIZES = {"small": (400, 8), "large": (2000, 5)}
 """Rows to train with, and epochs."""
+HEAD = {"loss": "held-out loss", "accuracy": "accuracy", "seconds": "processor s"}
 TRAINING: dict[str, Any] = {
     "task": "text-classification",
     "max_length": 48,
@@ -92,6 +94,18 @@ def describe(values: list[float]) -> str:
     return f"{statistics.mean(values):.3f} ± {half:.3f}"
 
 
+def compare(found: Mapping[tuple[str, bool], list[dict[str, float]]], names: Sequence[str]) -> list[list[str]]:
+    """The rows of each size: of both kinds of batches, and of what one has more than the other. names: of figures."""
+    rows = []
+    for size, (count, _) in SIZES.items():
+        shuffled, grouped = found[size, False], found[size, True]
+        apart = [{name: b[name] - a[name] for name in names} for a, b in zip(shuffled, grouped, strict=True)]
+        kinds = {"shuffled": shuffled, "by length": grouped, "by length minus shuffled, seed by seed": apart}
+        for kind, runs in kinds.items():
+            rows.append([f"{count:,}", kind, *(describe([run[name] for run in runs]) for name in names)])
+    return rows
+
+
 def main() -> None:
     """Train, and print a row for each size and kind of batches."""
     parser = make_parser(__doc__)
@@ -110,14 +124,8 @@ def main() -> None:
             for grouped in (seed % 2 == 0, seed % 2 == 1):
                 found[size, grouped].append(train(source, paths, size, seed, grouped=grouped))
                 print(seed, size, "by length" if grouped else "shuffled", found[size, grouped][-1], flush=True)
-    results.begin("batches", ["rows", "batches", "held-out loss", "accuracy", "processor s"])
-    for size, (count, _) in SIZES.items():
-        for grouped in (False, True):
-            columns = [[run[name] for run in found[size, grouped]] for name in ("loss", "accuracy", "seconds")]
-            results.add("batches", [str(count), "by length" if grouped else "shuffled", *map(describe, columns)])
-        pairs = list(zip(found[size, False], found[size, True], strict=True))
-        apart = [describe([two[name] - one[name] for one, two in pairs]) for name in ("loss", "accuracy", "seconds")]
-        results.add("batches", [str(count), "by length minus shuffled, seed by seed", *apart])
+    for title, names in (("learned", ("loss", "accuracy")), ("time", ("seconds",))):
+        results.table(title, ["rows", "batches", *(HEAD[name] for name in names)], compare(found, names))
 
 
 if __name__ == "__main__":

@@ -83,15 +83,18 @@ def main() -> None:
     arguments = parser.parse_args()
     results = Results(publish=arguments.publish)
     torch.set_num_threads(1)
-    results.begin("losses", ["loss", "GiB, FP32", "GiB, BF16", *(f"{words:,} words" for _, words, _ in SIZES)])
+    dtypes = (torch.float32, torch.bfloat16)
+    sizes = [[name, *(f"{simulate_peak(loss, dtype):.2f}" for dtype in dtypes)] for name, loss in LOSSES.items()]
+    results.table("memory", ["loss", "GiB, FP32", "GiB, BF16"], sizes)
     times = [time_losses(*size, arguments.rounds) for size in SIZES]
-    for name, loss in LOSSES.items():
-        cells = [name, *(f"{simulate_peak(loss, dtype):.2f}" for dtype in (torch.float32, torch.bfloat16))]
+    results.begin("time", ["loss", *(f"{words:,} words" for _, words, _ in SIZES)])
+    for name in LOSSES:
+        cells = []
         for each in times:
             first = next(iter(each.values()))
             low, middle, high = statistics.quantiles([a / b for a, b in zip(each[name], first, strict=True)], n=4)
             cells.append(f"{middle:.2f} x ({low:.2f} to {high:.2f})")
-        results.add("losses", cells)
+        results.add("time", [name, *cells])
 
 
 if __name__ == "__main__":
