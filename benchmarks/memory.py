@@ -36,16 +36,22 @@ from train.step_assembly import make_step_parts
 
 CPU = torch.device("cpu")
 MIB = 2**20
+PEERS = ("Accelerate", "DeepSpeed")
+MEASURES = ("tracked tensors", "the allocator's device", "the allocator's host")
 HEAD = (
     "combination", "predicted", "watched", "error", "allocator", "error", "host, predicted", "host, allocator", "error",
-    "Accelerate", "DeepSpeed",
+    *PEERS,
 )  # fmt: skip
+SUMMARY = ("model", "combinations", *(f"median and worst error against {other}" for other in MEASURES), *PEERS)
+ON_HOST = ("model", "combination", "device, predicted", "allocator", "host, predicted", "allocator")
+"""Of the combinations that keep at least a tenth of their bytes on the host; MiB."""
 
 
 @dataclass(frozen=True)
 class Line:
     """Bytes of a combination. predicted, host: on the device and on the host, by the planner as it is used. whole: on
-    the device, with every layer simulated. watched: of real tensors on the device. allocated: by the allocator."""
+    the device, with every layer simulated. watched: of real tensors on the device. allocated: by the allocator.
+    guesses: by PEERS, None where one is not installed."""
 
     name: str
     predicted: int
@@ -53,6 +59,7 @@ class Line:
     whole: int
     watched: int
     allocated: AllocatedPeaks
+    guesses: tuple[int | None, ...]
 
     @property
     def errors(self) -> tuple[float, float, float]:
@@ -82,7 +89,8 @@ def measured(model: Model, training: Training, rates: DeviceRates) -> Line:
     watched = trace_memory(prepare, CPU, clip=training.max_grad_norm).peak()
     gc.collect()
     allocated = measure_allocated_peaks(prepare, STEPS, training.max_grad_norm)
-    return Line(spoken(training), predicted.peak, predicted.host, whole.peak, watched, allocated)
+    guesses = (Peers(model).accelerate(training), Peers(model).deepspeed(training))
+    return Line(spoken(training), predicted.peak, predicted.host, whole.peak, watched, allocated, guesses)
 
 
 def padded(batch: Batch) -> Batch:
@@ -134,9 +142,9 @@ def models(folder: Path) -> tuple[Model, ...]:
     )
 
 
-def compare(model: Model, rates: DeviceRates, results: Results, *, fast: bool) -> None:
-    """Print the lines of a model, and what they come to."""
-    peers, lines = Peers(model), []
+def compare(model: Model, rates: DeviceRates, results: Results, *, fast: bool) -> list[Line]:
+    """Print the lines of a model. Returns them."""
+    lines = []
     print(
         f"\n{model.name}, {model.subject.parameters / 1e6:.1f} M parameters, batch {model.batch}"
         f"{f', {model.length} tokens' if model.length > 1 else ''}; MiB\n"
@@ -156,27 +164,35 @@ def compare(model: Model, rates: DeviceRates, results: Results, *, fast: bool) -
         sizes = [f"{size / MIB:.1f}" for size in (line.predicted, line.watched, device, line.host, host)]
         errors = [f"{error:+.2%}" for error in line.errors]
         others = [
-            "" if guess is None else f"{guess / MIB:.0f} ({guess / line.watched - 1:+z.0%})"
-            for guess in (peers.accelerate(training), peers.deepspeed(training))
+            "" if guess is None else f"{guess / MIB:.0f} ({guess / line.watched - 1:+z.0%})" for guess in line.guesses
         ]
         cells = [line.name, *sizes[:2], errors[0], sizes[2], errors[1], *sizes[3:], errors[2], *others]
         results.add(model.name, cells)
-    summary(model, lines)
-
-
-def summary(model: Model, lines: list[Line]) -> None:
-    """The worst and the usual error."""
-    for index, name in enumerate(("the watch", "the allocator's device", "the allocator's host")):
-        errors = {line.name: line.errors[index] for line in lines}
-        worst = max(errors, key=lambda name: abs(errors[name]))
-        usual = statistics.median(abs(error) for error in errors.values())
-        print(
-            f"\n{model.name}, {len(lines)} combinations, against {name}: median {usual:.3%}, worst "
-            f"{errors[worst]:+.2%} ({worst}).",
-            end="",
-        )
     cut = max(abs(line.predicted / line.whole - 1) for line in lines)
     print(f"\n{model.name}, a few layers instead of all: at most {cut:.4%} off.", flush=True)
+    return lines
+
+
+def summarize(model: Model, lines: list[Line]) -> list[str]:
+    """The cells of SUMMARY: the median and the worst error, and between which errors each peer is."""
+    cells = [f"{model.name}, {model.subject.parameters / 1e6:.1f} M", str(len(lines))]
+    for index in range(len(MEASURES)):
+        errors = {line.name: line.errors[index] for line in lines}
+        worst = max(errors, key=lambda name: abs(errors[name]))
+        median = statistics.median(abs(error) for error in errors.values())
+        cells.append(f"{median:.3%}, {errors[worst]:+z.2%}" + (f" (`{worst}`)" if round(errors[worst], 4) else ""))
+    for guesses in zip(*(line.guesses for line in lines), strict=True):
+        wrong = [guess / line.watched - 1 for guess, line in zip(guesses, lines, strict=True) if guess is not None]
+        cells.append(f"{min(wrong):+.0%} to {max(wrong):+.0%}" if wrong else "not installed")
+    return cells
+
+
+def list_hosted(model: Model, lines: list[Line]) -> list[list[str]]:
+    """The cells of ON_HOST."""
+    hosted = [line for line in lines if line.host >= (line.predicted + line.host) / 10]
+    sizes = [(line.predicted, line.allocated.device, line.host, line.allocated.host) for line in hosted]
+    names = [[model.name, f"`{line.name}`"] for line in hosted]
+    return [[*name, *(f"{size / MIB:.1f}" for size in each)] for name, each in zip(names, sizes, strict=True)]
 
 
 def main() -> None:
@@ -189,10 +205,16 @@ def main() -> None:
     arguments = parser.parse_args()
     results = Results(publish=arguments.publish)
     rates, begin = measure_rates(CPU), time.perf_counter()
+    summary: list[list[str]] = []
+    hosted: list[list[str]] = []
     with torch.backends.mkldnn.flags(enabled=not arguments.without_onednn):
         for model in models(arguments.cache):
             if arguments.only in (None, model.name):
-                compare(model, rates, results, fast=arguments.fast)
+                lines = compare(model, rates, results, fast=arguments.fast)
+                summary.append(summarize(model, lines))
+                hosted += list_hosted(model, lines)
+    results.table("summary", SUMMARY, summary)
+    results.table("on the host", ON_HOST, hosted)
     print(f"\n{time.perf_counter() - begin:.0f} s.")
 
 
