@@ -20,23 +20,22 @@ import numpy as np
 import torch
 from generation import describe, draw_prompts, open_generators, write
 from perplexity import (
+    FIGURES,
     Distributions,
-    compare,
-    find_ratio_interval,
+    describe_quality,
     join_docstrings,
+    measure_size,
     open_artifact,
     open_original,
-    sum_losses,
 )
 from results import Results, make_parser
 from tokenizers import Tokenizer
 
 from compress.pipeline import compress, compress_checkpoint
 from laconic.arrays import Array
-from laconic.artifacts.manifest import MANIFEST, MODEL
+from laconic.artifacts.manifest import MANIFEST
 from laconic.cache import Cache
 from laconic.models.anatomy import anatomy
-from laconic.models.checkpoint import WEIGHTS
 from laconic.models.source_loading import load_source
 from laconic.recipes.recipe import Recipe
 
@@ -57,21 +56,23 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200, help="of healing")
     parser.add_argument("--rate", type=float, default=1e-4, help="the learning rate of healing")
     parser.add_argument("--texts", type=int, default=30, help="most texts that judge")
-    parser.add_argument("--rounds", type=int, default=5, help="of timing")
+    parser.add_argument("--rounds", type=int, default=5, help="of timing; 0 for none")
     arguments = parser.parse_args()
     results = Results(publish=arguments.publish)
     arguments.folder.mkdir(parents=True, exist_ok=True)
     made = {name: make(arguments, name, stages) for name, stages in list_rows(arguments).items()}
     texts = read_texts(arguments.checkpoint, arguments.data, arguments.texts)
-    title = f"{len(texts)} texts, {sum(map(len, texts)) - len(texts)} tokens"
-    results.begin(title, ["", "MB", "tokens/s", "perplexity", "ratio (95 %)", "KL, nats", "likeliest token the same"])
-    speeds = measure_speeds({name: path for name, path in made.items() if is_artifact(path)}, arguments.rounds)
+    judged = f"{len(texts)} texts, {sum(map(len, texts)) - len(texts):,} tokens"
+    results.begin("cuts", [judged, "MB", *FIGURES])
     original = open_original(arguments.checkpoint, torch.float32)
     expected = [original(text) for text in texts]
     for name, path in made.items():
         model: Distributions = open_artifact(path) if is_artifact(path) else open_original(path, torch.float32)
         quality = describe_quality(expected, [model(text) for text in texts], texts)
-        results.add(title, [name, f"{measure_size(path) / 1e6:.3g}", speeds.get(name, ""), *quality])
+        results.add("cuts", [name, f"{measure_size(path) / 1e6:.3g}", *quality])
+    if arguments.rounds:
+        speeds = measure_speeds({name: path for name, path in made.items() if is_artifact(path)}, arguments.rounds)
+        results.table("speeds", ["one at a time", "tokens per second"], list(speeds.items()))
 
 
 def list_rows(arguments: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
@@ -127,11 +128,6 @@ def is_artifact(path: Path) -> bool:
     return (path / MANIFEST).is_file()
 
 
-def measure_size(path: Path) -> int:
-    """Measure the bytes of a model's weights with its graph, or alone where it is a checkpoint."""
-    return sum((path / name).stat().st_size for name in (MODEL, WEIGHTS) if (path / name).is_file())
-
-
 def read_texts(checkpoint: Path, data: Path, most: int) -> list[Array]:
     """Read the tokens of the texts that judge, [tokens] int64 each."""
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
@@ -149,17 +145,6 @@ def measure_speeds(artifacts: Mapping[str, Path], rounds: int) -> dict[str, str]
             speed = write(generator, draw_prompts(generator.vocabulary, 1, PROMPT, seed), WRITTEN)
             speeds[name] += [speed] if seed else []
     return {name: describe(values) for name, values in speeds.items()}
-
-
-def describe_quality(expected: list[Array], answers: list[Array], texts: list[Array]) -> tuple[str, ...]:
-    """Describe a model's distributions beside the original's, as cells of the table."""
-    counts = np.array([len(text) - 1 for text in texts])
-    losses, base = sum_losses(answers, texts), sum_losses(expected, texts)
-    divergence, same = compare(expected, answers)
-    low, high = find_ratio_interval(losses - base, counts)
-    ratio = np.exp((losses - base).sum() / counts.sum())
-    perplexity = np.exp(losses.sum() / counts.sum())
-    return f"{perplexity:.3f}", f"{ratio:.4f} ({low:.4f} to {high:.4f})", f"{divergence:.5f}", f"{same:.4f}"
 
 
 if __name__ == "__main__":

@@ -5,15 +5,16 @@
 The texts are of the language reference that comes with Python (`pydoc_data`). transformers reads each in FP32, in
 pieces, with keys and values that are rounded before they enter the cache as `int8_kv_cache` and `int4_value_cache`
 round them in an artifact's graph; and once in float. With --keys4 also with keys in 4 bits, in groups of 32 as values.
-Figures are printed after each piece, over all tokens so far.
+Perplexity, its ratio to that with a cache in float, the divergence in nats and the share of tokens whose likeliest one
+is the same are printed after each piece, over all tokens so far.
 """
 
-import argparse
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
 
 import torch
+from results import Results, make_parser
 from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import DynamicCache
@@ -53,12 +54,13 @@ def round_heads(numbers: Tensor, bits: int) -> Tensor:
 @torch.inference_mode()
 def main() -> None:
     """Measure, and print the figures."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--texts", type=int, default=1)
     parser.add_argument("--keys4", action="store_true")
     arguments = parser.parse_args()
+    results = Results(publish=arguments.publish)
     caches = CACHES | ({"INT4": (4, 4)} if arguments.keys4 else {})
     tokenizer = Tokenizer.from_file(str(arguments.checkpoint / "tokenizer.json"))
     tokenizer.no_truncation()
@@ -75,7 +77,9 @@ def main() -> None:
                 sums[name] += compare(scores["float"], scores[name], labels)
             count += len(labels)
             print(f"text {number + 1}, {start + len(labels)} tokens: ", end="")
-            print("; ".join(f"{name}: {describe(sums[name] / count)}" for name in caches), flush=True)
+            print("; ".join(f"{name}: {', '.join(describe(sums[name] / count))}" for name in caches), flush=True)
+    head = [f"{count:,} tokens", "perplexity", "ratio", "divergence, nats", "likeliest token the same"]
+    results.table("caches", head, [[name, *describe(sums[name] / count)] for name in caches])
 
 
 def read(model: Any, piece: Tensor, cache: DynamicCache) -> Tensor:
@@ -91,14 +95,11 @@ def compare(expected: Tensor, scores: Tensor, labels: Tensor) -> Tensor:
     return torch.stack([divergence, same, *losses])
 
 
-def describe(means: Tensor) -> str:
-    """Describe the means over tokens."""
+def describe(means: Tensor) -> list[str]:
+    """Describe the means over tokens: perplexity, its ratio to that with a cache in float, divergence, agreement."""
     divergence, same = means[:2].tolist()
     ratio = (means[3] - means[2]).exp().item()
-    return (
-        f"divergence {divergence:.5f}, likeliest the same {same:.4f}, perplexity {means[3].exp().item():.3f} / "
-        f"{means[2].exp().item():.3f} = {ratio:.4f}"
-    )
+    return [f"{means[3].exp().item():.3f}", f"{ratio:.4f}", f"{divergence:.5f}", f"{same:.4f}"]
 
 
 if __name__ == "__main__":

@@ -27,6 +27,8 @@ from tokenizers import Tokenizer
 
 from laconic.arrays import Array
 from laconic.artifacts.artifact import Artifact
+from laconic.artifacts.manifest import MODEL
+from laconic.models.checkpoint import WEIGHTS
 from laconic.models.language_model import LanguageModel
 from laconic.models.source_loading import load_source
 from laconic.runtimes.decoder_file import LOGITS
@@ -35,6 +37,7 @@ from laconic.runtimes.decoder_session import DecoderSession
 RESAMPLES = 1000
 JOINED = 10
 """Docstrings in a text."""
+FIGURES = ("perplexity", "ratio (95 %)", "divergence, nats", "likeliest token the same")
 Distributions = Callable[[Array], Array]
 """From the tokens of a text, [tokens], to the logarithms of the distributions behind each, [tokens, vocabulary]."""
 
@@ -64,19 +67,17 @@ def main() -> None:
         **{str(path): open_artifact(path) for path in arguments.artifacts},
         "null: unigram": make_unigram(texts, expected[0].shape[1]),
     }
-    counts = np.array([len(text) - 1 for text in texts])
-    title = f"{len(texts)} texts, {counts.sum()} tokens"
-    results.begin(title, ["model", "perplexity", "ratio (95 %)", "KL, nats", "likeliest token the same"])
-    base = sum_losses(expected, texts)
+    judged = f"{len(texts)} texts, {sum(map(len, texts)) - len(texts):,} tokens"
+    results.begin("perplexity", [judged, "MB", *FIGURES])
     for name, distributions in models.items():
-        answers = [distributions(text) for text in texts]
-        losses = sum_losses(answers, texts)
-        divergence, same = compare(expected, answers)
-        low, high = find_ratio_interval(losses - base, counts)
-        ratio = np.exp((losses - base).sum() / counts.sum())
-        perplexity = f"{np.exp(losses.sum() / counts.sum()):.3f}"
-        interval = f"{ratio:.4f} ({low:.4f} to {high:.4f})"
-        results.add(title, [Path(name).name, perplexity, interval, f"{divergence:.5f}", f"{same:.4f}"])
+        size = f"{measure_size(Path(name)) / 1e6:.3g}" if Path(name).is_dir() else ""
+        quality = describe_quality(expected, [distributions(text) for text in texts], texts)
+        results.add("perplexity", [Path(name).name, size, *quality])
+
+
+def measure_size(path: Path) -> int:
+    """Measure the bytes of a model's weights with its graph, or alone where it is a checkpoint."""
+    return sum((path / name).stat().st_size for name in (MODEL, WEIGHTS) if (path / name).is_file())
 
 
 def join_docstrings(unlike: Path | None, most: int) -> list[str]:
@@ -133,6 +134,17 @@ def make_unigram(texts: Sequence[Array], vocabulary: int) -> Distributions:
     counts = np.bincount(np.concatenate(texts), minlength=vocabulary) + 1e-3
     row = np.log(counts / counts.sum()).astype(np.float32)
     return lambda text: np.broadcast_to(row, (len(text), vocabulary))
+
+
+def describe_quality(expected: list[Array], answers: list[Array], texts: list[Array]) -> tuple[str, ...]:
+    """Describe a model's distributions beside the original's, as cells of the table."""
+    counts = np.array([len(text) - 1 for text in texts])
+    losses, base = sum_losses(answers, texts), sum_losses(expected, texts)
+    divergence, same = compare(expected, answers)
+    low, high = find_ratio_interval(losses - base, counts)
+    ratio = np.exp((losses - base).sum() / counts.sum())
+    perplexity = np.exp(losses.sum() / counts.sum())
+    return f"{perplexity:.3f}", f"{ratio:.4f} ({low:.4f} to {high:.4f})", f"{divergence:.5f}", f"{same:.4f}"
 
 
 def sum_losses(answers: Sequence[Array], texts: Sequence[Array]) -> Array:
