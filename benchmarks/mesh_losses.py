@@ -15,7 +15,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -197,13 +197,19 @@ def count_ranks(mesh: str) -> int:
     return prod(size for size in MESHES.get(mesh, {}).values() if isinstance(size, int))
 
 
+@cache
+def open_mesh(rank: int, world: int, mesh: str) -> Ranks:
+    """Make this rank of a mesh, once in a process: its groups, with their threads, stay until the process ends."""
+    return Ranks.of(rank, world, CPU, Mesh(**MESHES.get(mesh, {})))
+
+
 def train_cases(rank: int, world: int, cases: Sequence[Case]) -> dict[str, Any]:
     """Train all cases on one rank; returns the figures of each."""
     figures: dict[str, Any] = {}
     for model, layers, mesh, variant in cases:
         key = f"{model}/{layers}/{mesh}/{variant}"
         try:
-            ranks = Ranks.of(rank, world, CPU, Mesh(**MESHES.get(mesh, {})))
+            ranks = open_mesh(rank, world, mesh)
             figures[key] = train_mesh(model, layers, VARIANTS[variant], MESHES.get(mesh, {}), ranks)
         except RecipeError as error:
             figures[key] = {"refused": str(error)}
@@ -264,16 +270,13 @@ def main() -> None:
         references = [(model, layers, "", variant) for model, variant in pairs for layers in depths]
         alone = run_world(1, partial(train_cases, cases=references), folder)
         results.begin("losses", ["model", "mesh", *options.variants])
-        worlds: dict[int, list[Case]] = {}
-        for mesh in options.meshes:
-            world = count_ranks(mesh)
-            cases = [(model, count_layers(mesh), mesh, variant) for model, variant in pairs]
-            worlds.setdefault(world, []).extend(cases)
         differences: dict[tuple[str, str], list[Difference | None]] = {}
         bubbles: dict[tuple[Any, ...], None] = {}
-        for world, cases in worlds.items():
-            figures = run_world(world, partial(train_cases, cases=cases), folder)
-            for model, layers, mesh in dict.fromkeys(case[:3] for case in cases):
+        for mesh in options.meshes:
+            layers = count_layers(mesh)
+            cases = [(model, layers, mesh, variant) for model, variant in pairs]
+            figures = run_world(count_ranks(mesh), partial(train_cases, cases=cases), folder)
+            for model in options.models:
                 runs = {variant: figures[f"{model}/{layers}/{mesh}/{variant}"] for variant in options.variants}
                 differences[model, mesh] = [
                     None if "refused" in run else find_difference(run, alone[f"{model}/{layers}//{variant}"])

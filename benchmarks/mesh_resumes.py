@@ -14,7 +14,6 @@ from typing import Any
 
 from mesh_differences import Difference, find_difference, find_largest, format_difference
 from mesh_losses import (
-    CPU,
     MESHES,
     MODELS,
     STEPS,
@@ -24,6 +23,7 @@ from mesh_losses import (
     count_ranks,
     find_benchmarks,
     make_batch,
+    open_mesh,
     run_world,
     take_steps,
 )
@@ -31,7 +31,6 @@ from results import Results, make_parser
 
 from laconic.errors import RecipeError
 from train.optimizers.schedule import Constant
-from train.parallel.mesh import Mesh
 from train.parallel.ranks import Ranks
 from train.run_snapshot import resume, save_snapshot
 from train.snapshots.snapshot import Snapshots
@@ -64,7 +63,7 @@ LAYERS = max(map(count_layers, MESHES))
 def begin(model: str, variant: str, mesh: str, rank: int, world: int) -> tuple[TrainState, Ranks]:
     """Make a run on a mesh, before its first step."""
     settings = MESHES.get(mesh, {})
-    ranks = Ranks.of(rank, world, CPU, Mesh(**settings)) if world > 1 else Ranks()
+    ranks = open_mesh(rank, world, mesh) if world > 1 else Ranks()
     state = begin_run(model, LAYERS, VARIANTS[variant], settings, ranks)
     state.scheduler = Constant().build(state.optimizer, STEPS)
     return state, ranks
