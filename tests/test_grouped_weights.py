@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from compress.quantize.awq_scales import find_scales, measure_error
+from compress.quantize.awq_scales import OUTPUTS, find_scales, measure_error
 from compress.quantize.plan_rounding import RoundingConfig, round_layers
 from compress.quantize.weight_only import Weights, find_precisions
 from export.passes.grouped_weights import BLOCKS, read_grouped_weight
@@ -292,6 +292,10 @@ def test_awq_scales_inputs_with_large_activations_up():
     )
     assert scaled < 0.7 * plain
     assert find_scales(weights, np.eye(64), config) is None, "where all are alike, nothing is scaled"
+    wide = rng.standard_normal((64, 3 * OUTPUTS)).astype(np.float32)
+    found = find_scales([wide], gram, config)
+    assert (found == find_scales([wide[:, ::3]], gram, config)).all(), "a third of the outputs is measured"
+    assert measure_error(wide, found, gram, config) < 0.7 * measure_error(wide, np.ones(64), gram, config)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

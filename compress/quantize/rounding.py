@@ -60,12 +60,6 @@ def round_weight(
     return np.where(better, rounded, nearest).astype(np.int8)
 
 
-def output_errors(weight: Array, changed: Array, gram: Array) -> Array:
-    """Return the mean squared error of each output, [out]: the diagonal of dWT G dW. gram: G, [in, in]."""
-    difference = np.asarray(changed, np.float64) - weight
-    return np.asarray((difference * (gram @ difference)).sum(axis=0))
-
-
 def compare_errors(weight: Array, changed: Array, other: Array, gram: Array) -> Array:
     """Return by how much an output's mean squared error is larger with one changed weight than with another, [out].
 
