@@ -1,24 +1,29 @@
 """The memory of a rank that has a part of the positions of its rows, as docs/past-one-device.md has it.
 
-    torchrun --nproc-per-node 2 benchmarks/context_memory.py
+    python benchmarks/context_memory.py
 
 Bytes of all tensors at the peak of the second step of a small Llama with long rows, counted on the rank that has the
-most, beside those that `laconic plan` predicts, and what the rank sends in a step. The ranks are along `context`.
+most, beside those that `laconic plan` predicts, and what the rank sends in a step. The ranks are along `context`:
+processes of this machine, connected by gloo.
 """
 
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import transformers
+from mesh_losses import find_benchmarks, run_world
+from results import Results, make_parser
 from torch import Tensor
 
 from laconic.models.language_model import LanguageModel
 from train.objectives.next_token import NextToken
 from train.parallel.collective_traffic import TrafficCounter, name_groups
 from train.parallel.mesh import Mesh
-from train.parallel.ranks import Ranks, open_ranks
+from train.parallel.ranks import Ranks
 from train.planner.simulate import fakify, open_fake_process_group, simulate, trace_memory
 from train.settings import Training
 from train.step.objective import TARGETS, Batch
@@ -32,7 +37,8 @@ LLAMA = {
     **{"vocab_size": 512, "hidden_size": 128, "intermediate_size": 344, "num_hidden_layers": 4},
     **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": LENGTH, "pad_token_id": 0},
 }
-VARIANTS: Sequence[Sequence[Any]] = ((), ("gradient-checkpointing",))
+VARIANTS: Mapping[str, Sequence[Any]] = {"none": (), "`gradient-checkpointing`": ("gradient-checkpointing",)}
+WORLDS = (1, 2, 4)
 
 
 def prepare(training: Training, ranks: Ranks, *, is_fake: bool = False) -> tuple[TrainState, Batch]:
@@ -76,23 +82,26 @@ def predict(techniques: Sequence[Any], world: int, mesh: Mesh) -> int:
         return simulate(lambda: prepare(training, ranks, is_fake=True), clip=training.max_grad_norm).peak()
 
 
+def count_variants(rank: int, world: int) -> dict[str, list[float]]:
+    """Count the bytes of a rank with each set of techniques."""
+    mesh = Mesh(context=world)
+    ranks = Ranks.of(rank, world, CPU, mesh) if world > 1 else Ranks()
+    return {name: count(techniques, ranks, mesh) for name, techniques in VARIANTS.items()}
+
+
 def main() -> None:
-    """Print a line for each set of techniques."""
-    rows = []
-    with open_ranks(CPU, Mesh()) as started:
-        mesh = Mesh(context=started.world)
-        ranks = Ranks.of(started.rank, started.world, CPU, mesh) if started.world > 1 else started
-        rows = [count(techniques, ranks, mesh) for techniques in VARIANTS]
-    if not ranks.is_first:
-        return
-    for techniques, (peak, sent) in zip(VARIANTS, rows, strict=True):
-        planned = predict(techniques, ranks.world, mesh) / 2**20
-        print(
-            f"context {ranks.world}, {', '.join(techniques) or 'no techniques'}: {peak / 2**20:.1f} MiB counted, "
-            f"{planned:.1f} predicted, {sent / 2**20:.1f} sent",
-            flush=True,
-        )
+    """Print a row for each set of techniques and number of ranks."""
+    results = Results(publish=make_parser(__doc__).parse_args().publish)
+    with tempfile.TemporaryDirectory() as folder:
+        counted = {world: run_world(world, count_variants, Path(folder)) for world in WORLDS}
+    results.begin("context", ["techniques", "`context`", "counted", "predicted", "sent in a step"])
+    for name, techniques in VARIANTS.items():
+        for world in WORLDS:
+            peak, sent = counted[world][name]
+            sizes = (peak, predict(techniques, world, Mesh(context=world)), sent)
+            results.add("context", [name, str(world), *(f"{size / 2**20:.1f} MiB" if size else "0" for size in sizes)])
 
 
 if __name__ == "__main__":
+    find_benchmarks()
     main()

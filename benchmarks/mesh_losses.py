@@ -3,7 +3,8 @@
     python benchmarks/mesh_losses.py [--models llama gpt2] [--meshes "tensor 2"] [--variants plain]
 
 Ten steps without dropout, rows of unequal numbers of tokens, clipping on, AdamW by foreach. Each figure is the largest
-difference from one process, over all steps. The ranks are processes of this machine, connected by gloo.
+difference from one process, over all steps: of each mesh with each model, of each kind of mesh with all models, and of
+each model on all meshes. The ranks are processes of this machine, connected by gloo.
 """
 
 import json
@@ -14,13 +15,14 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from mesh_differences import Difference, find_difference, format_difference, print_digests
 from results import Results, make_parser
 from torch import nn
 
@@ -195,13 +197,19 @@ def count_ranks(mesh: str) -> int:
     return prod(size for size in MESHES.get(mesh, {}).values() if isinstance(size, int))
 
 
+@cache
+def open_mesh(rank: int, world: int, mesh: str) -> Ranks:
+    """Make this rank of a mesh, once in a process: its groups, with their threads, stay until the process ends."""
+    return Ranks.of(rank, world, CPU, Mesh(**MESHES.get(mesh, {})))
+
+
 def train_cases(rank: int, world: int, cases: Sequence[Case]) -> dict[str, Any]:
     """Train all cases on one rank; returns the figures of each."""
     figures: dict[str, Any] = {}
     for model, layers, mesh, variant in cases:
         key = f"{model}/{layers}/{mesh}/{variant}"
         try:
-            ranks = Ranks.of(rank, world, CPU, Mesh(**MESHES.get(mesh, {})))
+            ranks = open_mesh(rank, world, mesh)
             figures[key] = train_mesh(model, layers, VARIANTS[variant], MESHES.get(mesh, {}), ranks)
         except RecipeError as error:
             figures[key] = {"refused": str(error)}
@@ -248,7 +256,7 @@ def run_world(world: int, work: Work, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print a table with a row for each model and mesh, and a column for each variant."""
+    """Print a table with a row for each model and mesh and a column for each variant, and its digests."""
     parser = make_parser(__doc__)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--meshes", nargs="+", default=list(MESHES), choices=list(MESHES))
@@ -262,42 +270,30 @@ def main() -> None:
         references = [(model, layers, "", variant) for model, variant in pairs for layers in depths]
         alone = run_world(1, partial(train_cases, cases=references), folder)
         results.begin("losses", ["model", "mesh", *options.variants])
-        worlds: dict[int, list[Case]] = {}
+        differences: dict[tuple[str, str], list[Difference | None]] = {}
+        bubbles: dict[tuple[Any, ...], None] = {}
         for mesh in options.meshes:
-            world = count_ranks(mesh)
-            cases = [(model, count_layers(mesh), mesh, variant) for model, variant in pairs]
-            worlds.setdefault(world, []).extend(cases)
-        bubbles = {}
-        for world, cases in worlds.items():
-            figures = run_world(world, partial(train_cases, cases=cases), folder)
-            for model, layers, mesh in dict.fromkeys(case[:3] for case in cases):
-                cells = []
-                for variant in options.variants:
-                    run = figures[f"{model}/{layers}/{mesh}/{variant}"]
-                    if "refused" in run:
-                        cells.append("refused")
-                        continue
-                    reference = alone[f"{model}/{layers}//{variant}"]
-                    cells.append(
-                        " / ".join(format_difference(run[kind], reference[kind]) for kind in ("losses", "norms"))
-                    )
-                    if run["pipeline"]:
-                        bubbles[model, mesh, int(run["pipeline"][0])] = float(run["pipeline"][1])
-                results.add("losses", [model, mesh, *cells])
-        if bubbles:
-            print()
-            rows = [[model, mesh, str(number), f"{bubble:.1%}"] for (model, mesh, number), bubble in bubbles.items()]
-            results.table("bubbles", ["model", "mesh", "micro-batches", "bubble"], rows)
+            layers = count_layers(mesh)
+            cases = [(model, layers, mesh, variant) for model, variant in pairs]
+            figures = run_world(count_ranks(mesh), partial(train_cases, cases=cases), folder)
+            for model in options.models:
+                runs = {variant: figures[f"{model}/{layers}/{mesh}/{variant}"] for variant in options.variants}
+                differences[model, mesh] = [
+                    None if "refused" in run else find_difference(run, alone[f"{model}/{layers}//{variant}"])
+                    for variant, run in runs.items()
+                ]
+                results.add("losses", [model, mesh, *map(format_difference, differences[model, mesh])])
+                bubbles |= {(model, mesh, *run["pipeline"]): None for run in runs.values() if run.get("pipeline")}
+    print_digests(results, options.variants, differences)
+    if bubbles:
+        print()
+        rows = [[model, mesh, f"{number:.0f}", f"{bubble:.1%}"] for model, mesh, number, bubble in bubbles]
+        results.table("bubbles", ["model", "mesh", "micro-batches", "bubble"], rows)
 
 
 def find_benchmarks() -> None:
     """Let the process that all ranks are forked from import this folder."""
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-
-
-def format_difference(values: Sequence[float], expected: Sequence[float]) -> str:
-    """Format the largest difference between two lists of figures."""
-    return f"{max(abs(value - other) for value, other in zip(values, expected, strict=True)):.1e}"
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from mesh_differences import Difference, find_difference, find_largest, format_difference
 from mesh_losses import (
-    CPU,
     MESHES,
     MODELS,
     STEPS,
@@ -23,6 +23,7 @@ from mesh_losses import (
     count_ranks,
     find_benchmarks,
     make_batch,
+    open_mesh,
     run_world,
     take_steps,
 )
@@ -30,7 +31,6 @@ from results import Results, make_parser
 
 from laconic.errors import RecipeError
 from train.optimizers.schedule import Constant
-from train.parallel.mesh import Mesh
 from train.parallel.ranks import Ranks
 from train.run_snapshot import resume, save_snapshot
 from train.snapshots.snapshot import Snapshots
@@ -63,7 +63,7 @@ LAYERS = max(map(count_layers, MESHES))
 def begin(model: str, variant: str, mesh: str, rank: int, world: int) -> tuple[TrainState, Ranks]:
     """Make a run on a mesh, before its first step."""
     settings = MESHES.get(mesh, {})
-    ranks = Ranks.of(rank, world, CPU, Mesh(**settings)) if world > 1 else Ranks()
+    ranks = open_mesh(rank, world, mesh) if world > 1 else Ranks()
     state = begin_run(model, LAYERS, VARIANTS[variant], settings, ranks)
     state.scheduler = Constant().build(state.optimizer, STEPS)
     return state, ranks
@@ -100,8 +100,9 @@ def go_on(
     return figures
 
 
-def compare(model: str, variant: str, meshes: Sequence[str], folder: Path) -> list[list[str]]:
-    """Run all pairs of meshes with a model; returns a row for each mesh that wrote a snapshot."""
+def compare(model: str, variant: str, meshes: Sequence[str], folder: Path) -> dict[str, dict[str, Difference]]:
+    """Run all pairs of meshes with a model; returns the differences of each mesh that goes on, by the mesh that wrote
+    the snapshot. A mesh that refuses the model has none."""
     worlds: dict[int, list[str]] = {}
     for mesh in meshes:
         worlds.setdefault(count_ranks(mesh), []).append(mesh)
@@ -109,35 +110,18 @@ def compare(model: str, variant: str, meshes: Sequence[str], folder: Path) -> li
     for world, own in worlds.items():
         written |= run_world(world, partial(write, model=model, variant=variant, meshes=own, folder=folder), folder)
     able = [mesh for mesh in meshes if "refused" not in written[mesh]]
-    differences: dict[str, dict[str, list[float]]] = {source: {} for source in able}
+    differences: dict[str, dict[str, Difference]] = {source: {} for source in meshes}
     for world, own in worlds.items():
         own = [mesh for mesh in own if mesh in able]
         work = partial(go_on, model=model, variant=variant, meshes=own, sources=able, folder=folder)
         for source, by_mesh in run_world(world, work, folder).items():
             for mesh, figures in by_mesh.items():
-                differences[source][mesh] = [
-                    find_largest(figures, written[ALONE], kind) for kind in ("losses", "norms")
-                ]
-    rows = []
-    for mesh in meshes:
-        if mesh not in able:
-            rows.append([model, mesh, "refused", "", ""])
-            continue
-        found = differences[mesh]
-        within = sum(max(pair) <= LIMIT for pair in found.values())
-        worst = max(found, key=lambda other: max(found[other]))
-        losses, norms = (max(pair[kind] for pair in found.values()) for kind in (0, 1))
-        rows.append([model, mesh, f"{within} of {len(found)}", f"{losses:.1e} / {norms:.1e}", worst])
-    return rows
-
-
-def find_largest(figures: dict[str, list[float]], expected: dict[str, list[float]], kind: str) -> float:
-    """Return the largest difference of figures of a kind."""
-    return max(abs(value - other) for value, other in zip(figures[kind], expected[kind], strict=True))
+                differences[source][mesh] = find_difference(figures, written[ALONE])
+    return differences
 
 
 def main() -> None:
-    """Print a row for each model and mesh that wrote a snapshot."""
+    """Print a row for each model and mesh that wrote a snapshot, and one for each mesh with all models."""
     parser = make_parser(__doc__)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--variant", default="plain", choices=list(VARIANTS))
@@ -145,10 +129,17 @@ def main() -> None:
     options = parser.parse_args()
     results = Results(publish=options.publish)
     results.begin("resumes", ["model", "snapshot of", f"within {LIMIT:g}", "largest difference", "of the mesh"])
+    largest: dict[str, list[str]] = {mesh: [] for mesh in (ALONE, *options.meshes)}
     for model in options.models:
         with tempfile.TemporaryDirectory() as name:
-            for row in compare(model, options.variant, [ALONE, *options.meshes], Path(name)):
-                results.add("resumes", row)
+            differences = compare(model, options.variant, list(largest), Path(name))
+        for mesh, pairs in differences.items():
+            largest[mesh].append(format_difference(find_largest(pairs.values())))
+            within = sum(max(pair) <= LIMIT for pair in pairs.values())
+            worst = max(pairs, key=lambda other: max(pairs[other]), default="")
+            results.add("resumes", [model, mesh, f"{within} of {len(pairs)}", largest[mesh][-1], worst])
+    print()
+    results.table("meshes", ["snapshot of", *options.models], [[mesh, *cells] for mesh, cells in largest.items()])
 
 
 if __name__ == "__main__":
