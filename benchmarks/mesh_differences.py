@@ -38,7 +38,7 @@ def print_digests(results: Results, variants: Sequence[str], differences: Mappin
     kinds: dict[str, dict[tuple[str, str], Row]] = {}
     models: dict[str, list[Row]] = {}
     for (model, mesh), row in differences.items():
-        kinds.setdefault(re.sub(r" \d", "", mesh), {})[model, mesh] = row
+        kinds.setdefault(re.sub(r" \d\b", "", mesh), {})[model, mesh] = row
         models.setdefault(model, []).append(row)
     print()
     results.begin("kinds", ["mesh", *variants, "refused"])
