@@ -317,6 +317,15 @@ def test_pages_show_what_the_result_files_say(import_benchmark):
     assert sorted(shown) == sorted(["looks", *(path.stem for path in results.FOLDER.glob("*.json"))])
 
 
+@pytest.mark.parametrize("path", sorted(DOCS.glob("performance-*.md")), ids=lambda path: path.stem)
+def test_a_table_of_figures_comes_from_a_result_file_or_names_the_commit_it_was_copied_at(path):
+    typed = re.sub(r"<!-- result: .*?<!-- end of result -->", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    tables = re.findall(r"((?:^\|.*\n)+)\n(.*)", typed, re.MULTILINE)
+    figures = [(table, below) for table, below in tables if len(re.findall(r"\d\.\d", table)) >= 3]
+    summaries = [table for table, below in figures if not re.match(r"Copied by hand at commits? [0-9a-f]{8}", below)]
+    assert len(summaries) <= 1, f"keep it by --publish, or name its commit:\n{summaries[1]}"  # the first of a page
+
+
 def test_a_table_is_kept_with_its_conditions_and_written_over_an_older_one(tmp_path, monkeypatch, import_benchmark):
     results = import_benchmark("results")
     monkeypatch.setattr(results, "FOLDER", tmp_path)
