@@ -108,8 +108,8 @@ def make_rows(found: dict[str, list[float]]) -> list[list[str]]:
     return rows
 
 
-def start_laconic(folder: Path, stack: ExitStack) -> Target:
-    """Export an identity and serve it."""
+def start_laconic(folder: Path, stack: ExitStack, *options: str) -> Target:
+    """Export an identity and serve it. options: further ones of `laconic serve`."""
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", SIZE]) for name in "xy")
     graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "echo", [x], [y])
     onnx.save(
@@ -119,7 +119,7 @@ def start_laconic(folder: Path, stack: ExitStack) -> Target:
     command = [sys.executable, "-m", "laconic"]
     subprocess.run([*command, "export", folder / "echo.onnx", "-o", artifact], check=True, stdout=subprocess.DEVNULL)
     port = 8850
-    serve = [*command, "serve", str(artifact), "--runtime", "onnxruntime", "--port", str(port)]
+    serve = [*command, "serve", str(artifact), "--runtime", "onnxruntime", "--port", str(port), *options]
     return start(LACONIC, serve, port, make_binary_request(V2), stack)
 
 
