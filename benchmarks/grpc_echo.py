@@ -3,8 +3,8 @@
     python benchmarks/grpc_echo.py
 
 "bare grpc.aio" reads the bytes of a call and sends them back: what gRPC alone costs in Python. Laconic runs the model
-of `serving.py`, an identity in ONNX Runtime, over gRPC and over HTTP in V2's binary form. All get the same load in turn,
-in rounds; only the processor time of the server's processes counts.
+of `serving.py`, an identity in ONNX Runtime, over gRPC and over HTTP in V2's binary form. All get the same load in
+turn, in rounds; only the processor time of the server's processes counts.
 """
 
 import asyncio
