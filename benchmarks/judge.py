@@ -1,5 +1,8 @@
 """Fidelity on the test set, per kind of text: mean, 5th percentile and worst cosine with the original's vectors.
 
+Behind these, Spearman's correlation of the similarities of all pairs of texts. Two null answers are judged beside:
+the mean vector for every text, and the vector of another text.
+
     python benchmarks/judge.py [ARTIFACT ...] [--cache FOLDER] [--development]
 
 Judges the commands of `run.py`, what other tools make, and artifacts that are given, on the texts of
@@ -8,19 +11,19 @@ look needs a new test set. `--development` judges by those of `test_set.py` inst
 (`looks.py`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 from inputs import model_folder, texts
 from looks import take_look
-from minilm import artifacts, ways
+from minilm import alike, artifacts, ways
 from results import Results, make_parser
 from second_test_set import NAME, open_texts
 from test_set import choose_texts, digest_texts
 
-from laconic.arrays import Array
+from laconic.arrays import Array, Arrays
 from laconic.artifacts.artifact import Artifact
 from laconic.data.reader import make_dataset
 from laconic.progress import Steps
@@ -35,6 +38,12 @@ DEPENDS = (
     "laconic/tasks/text_embedding.py", "constraints.txt",
 )  # fmt: skip
 """What decides the figures; when it changes, those that stand on a test set count as older."""
+
+NULL_ANSWERS: dict[str, Callable[[Array], Array]] = {
+    "the mean vector": lambda vectors: np.repeat(vectors.mean(axis=0, keepdims=True), len(vectors), axis=0),
+    "the vector of another text": lambda vectors: np.roll(vectors, 1, axis=0),
+}
+"""From the original's vectors of all texts."""
 
 
 def main() -> None:
@@ -58,35 +67,44 @@ def main() -> None:
         sessions = {name: session for name, session, _ in ways(source, made, data, folder, stack)}
         figures = stack.enter_context(take_look(name, digest_texts(chosen), DEPENDS))
         found = dict(judge(sessions, made["`export`"].task(), chosen))
-        figures |= {way: describe(row["all"]) for way, row in found.items()}
-    print(f"{', '.join(f'{len(kind)} {name}' for name, kind in chosen.items())}: mean, 5th percentile, worst\n")
+        figures |= {way: row["all"] for way, row in found.items()}
+    print(
+        f"{', '.join(f'{len(kind)} {name}' for name, kind in chosen.items())}: mean, 5th percentile, worst; Spearman\n"
+    )
     results.table("judged", *judgement_rows(found))
 
 
-def judgement_rows(found: Mapping[str, dict[str, Array]]) -> tuple[list[str], list[list[str]]]:
+def judgement_rows(found: Mapping[str, dict[str, str]]) -> tuple[list[str], list[list[str]]]:
     """A row for each way, with a column for all texts and one for each kind."""
     names = list(next(iter(found.values())))
-    return ["", *names], [[way, *(describe(row[name]) for name in names)] for way, row in found.items()]
+    return ["", *names], [[way, *(row[name] for name in names)] for way, row in found.items()]
 
 
 def judge(
     sessions: Mapping[str, Session], task: Task, chosen: Mapping[str, list[str]]
-) -> Iterator[tuple[str, dict[str, Array]]]:
-    """For each way the cosines with the first one's vectors, by kind and of all texts; the first way is left out."""
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """For each way how near its answers are to the first one's, of all texts and by kind; the first is left out."""
     data = make_dataset([text for kind in chosen.values() for text in kind], task)
     kinds = np.repeat(np.arange(len(chosen)), [len(kind) for kind in chosen.values()])
     (_, original), *others = sessions.items()
     reference = predict(original, task, data)
+
+    def compare(given: Arrays) -> dict[str, str]:
+        cosine = task.fidelity(reference, given)
+        parts = {"all": np.ones(len(kinds), bool)} | {kind: kinds == number for number, kind in enumerate(chosen)}
+        return {name: describe(cosine[part], alike(task, reference, given, part)) for name, part in parts.items()}
+
     with Steps().step("ask all ways", len(others)) as step:
         for name, session in others:
-            cosine = task.fidelity(reference, predict(session, task, data))
+            yield name, compare(predict(session, task, data))
             step.advance()
-            yield name, {"all": cosine} | {kind: cosine[kinds == number] for number, kind in enumerate(chosen)}
+    for name, null in NULL_ANSWERS.items():
+        yield f"null answer: {name}", compare({key: null(array) for key, array in reference.items()})
 
 
-def describe(cosine: Array) -> str:
-    """Mean, 5th percentile and worst."""
-    return f"{cosine.mean():.4f}, {np.quantile(cosine, 0.05):.4f}, {cosine.min():.4f}"
+def describe(cosine: Array, spearman: float) -> str:
+    """Mean, 5th percentile and worst; Spearman."""
+    return f"{cosine.mean():.4f}, {np.quantile(cosine, 0.05):.4f}, {cosine.min():.4f}; {spearman:.4f}"
 
 
 if __name__ == "__main__":
