@@ -21,6 +21,8 @@ from tritonclient.grpc import service_pb2
 from laconic.errors import InputError, UsageError
 from serve.grpc import inference_pb2 as pb
 from serve.grpc.grpc_messages import MAX_FIELDS, MAX_PARSED, parse_request, read_inputs
+from serve.grpc.grpc_responses import write_final, write_response, write_streamed
+from serve.protocol.infer_request import InferRequest
 from serve.server import serve
 
 SERVICE = "/inference.GRPCInferenceService/"
@@ -212,6 +214,33 @@ def test_raw_tensors_are_views_of_the_message() -> None:
     array = read_inputs(*parse_request(body))["x"]
     np.testing.assert_array_equal(array, ROWS)
     assert np.shares_memory(array, np.frombuffer(body, np.uint8))
+
+
+@given(
+    st.text(max_size=200), st.lists(st.integers(1, 300), max_size=3), st.booleans(), st.sampled_from(["FP32", "INT8"])
+)
+def test_an_answer_has_the_bytes_that_protobuf_writes(
+    given_id: str, shape: list[int], final: bool, datatype: str
+) -> None:
+    array = np.ones(shape, CONTENTS[datatype][0])
+    request = InferRequest(id=given_id, inputs={}, outputs={"y": False, "z": True}, timeout=None)
+    expected = pb.ModelInferResponse(model_name="twice", model_version="1", id=given_id)
+    for name in request.outputs:
+        expected.outputs.add(name=name, datatype=datatype, shape=array.shape)
+        expected.raw_output_contents.append(array.tobytes())
+    outputs = dict.fromkeys(request.outputs, array)
+    assert write_response(request, outputs, model="twice", version="1") == expected.SerializeToString()
+    if final:
+        expected.parameters["triton_final_response"].bool_param = True
+    streamed = (write_final if final else write_streamed)(request, outputs, model="twice", version="1")
+    assert streamed == pb.ModelStreamInferResponse(infer_response=expected).SerializeToString()
+
+
+def test_a_message_that_repeats_but_for_its_tensors_is_read_anew(channel: grpc.Channel) -> None:
+    for rows in (ROWS, ROWS + 1, ROWS[:1]):
+        assert infer(channel, message(rows=rows)).raw_output_contents == [(2 * rows).tobytes()]
+    (known, _), (again, _) = parse_request(message()), parse_request(message(rows=ROWS + 1))
+    assert known is again
 
 
 GOOD = {"name": "x", "datatype": "FP32", "shape": [1, 3]}

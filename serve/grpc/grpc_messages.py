@@ -1,7 +1,8 @@
-"""Messages of the KServe V2 protocol over gRPC: requests to arrays, arrays to answers. No gRPC and no model in here."""
+"""Requests of the KServe V2 protocol over gRPC, read as arrays. No gRPC and no model in here."""
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError, Message
@@ -9,9 +10,8 @@ from google.protobuf.message import DecodeError, Message
 from laconic.arrays import Array, Arrays
 from laconic.errors import InputError
 from laconic.tensor import TensorSpec, read_numbers
-from serve.grpc.inference_pb2 import InferParameter, ModelInferRequest, ModelInferResponse
+from serve.grpc.inference_pb2 import InferParameter, ModelInferRequest
 from serve.protocol.infer_request import (
-    DATATYPES,
     InferRequest,
     read_bytes,
     read_dtype,
@@ -21,7 +21,6 @@ from serve.protocol.infer_request import (
     refuse_extensions,
     refuse_sequences,
     shape_numbers,
-    write_bytes,
 )
 from serve.requests.memory_budget import BodyTooLarge
 
@@ -51,9 +50,56 @@ WIDTH = {1: 8, 5: 4}
 """Bytes of a field of fixed size, by its wire type."""
 VARINT, LENGTH_DELIMITED = 0, 2
 MAX_VARINT = 10
+KNOWN, LONGEST = 256, 4096
+"""Requests without their raw tensors that are kept, and their bytes: a client repeats them. Longer ones carry data."""
 
 
 M = TypeVar("M", bound=Message)
+
+
+class TensorLayout(NamedTuple):
+    """What an input is like. message: with its typed contents, if it has any."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: list[int]
+    message: Any
+
+
+class RequestHead:
+    """What a ModelInferRequest says beside its raw tensors. Properties raise InputError for what is no request."""
+
+    def __init__(self, body: bytes) -> None:
+        """body: the message without its raw tensors."""
+        self.message = parse_message(ModelInferRequest, body)
+
+    @cached_property
+    def tensors(self) -> list[TensorLayout]:
+        """The inputs."""
+        layouts: dict[str, TensorLayout] = {}
+        for tensor in self.message.inputs:
+            name = tensor.name
+            if name in layouts:
+                raise InputError(f"input {name!r} is given twice")
+            refuse_extensions(tensor.parameters, name)
+            dtype = read_dtype(tensor.datatype, name)
+            layouts[name] = TensorLayout(name, dtype, read_shape(list(tensor.shape), name), tensor)
+        return list(layouts.values())
+
+    @cached_property
+    def outputs(self) -> list[dict[str, Any]]:
+        """The outputs that are asked for, as over HTTP."""
+        return [{"name": output.name, "parameters": dict(output.parameters)} for output in self.message.outputs]
+
+    @cached_property
+    def timeout(self) -> float | None:
+        """Seconds until the request is dropped."""
+        parameters = {name: read_parameter(value) for name, value in self.message.parameters.items()}
+        refuse_sequences(parameters)
+        return read_timeout(parameters)
+
+
+keep_head = lru_cache(KNOWN)(RequestHead)
 
 
 def parse_message(kind: type[M], body: bytes) -> M:
@@ -77,7 +123,7 @@ def serialize(message: Message) -> bytes:
     return body
 
 
-def parse_request(body: bytes) -> tuple[ModelInferRequest, list[memoryview]]:
+def parse_request(body: bytes) -> tuple[RequestHead, list[memoryview]]:
     """Parse a request; return it without its raw tensors, and those as views of the body: protobuf would copy 64 MiB in
     90 ms, in which no other thread runs. Raises InputError."""
     view = memoryview(body)
@@ -87,7 +133,8 @@ def parse_request(body: bytes) -> tuple[ModelInferRequest, list[memoryview]]:
     try:
         for _ in range(MAX_FIELDS):
             if end == len(body):
-                return parse_message(ModelInferRequest, b"".join(rest)), raw
+                head = b"".join(rest)
+                return (keep_head if raw and len(head) <= LONGEST else RequestHead)(head), raw
             start = end
             tag, end = read_varint(body, start)
             size = 0
@@ -120,16 +167,13 @@ def read_varint(body: bytes, position: int) -> tuple[int, int]:
     raise IndexError
 
 
-def read_request(message: ModelInferRequest, raw: Sequence[memoryview], outputs: Sequence[TensorSpec]) -> InferRequest:
+def read_request(head: RequestHead, raw: Sequence[memoryview], outputs: Sequence[TensorSpec]) -> InferRequest:
     """Read the request in a message. raw: its raw tensors. Raises InputError for whatever is not a request."""
-    outputs_asked = [{"name": output.name, "parameters": dict(output.parameters)} for output in message.outputs]
-    parameters = {name: read_parameter(value) for name, value in message.parameters.items()}
-    refuse_sequences(parameters)
     return InferRequest(
-        id=message.id,
-        inputs=read_inputs(message, raw),
-        outputs=read_outputs(outputs_asked, {}, outputs),
-        timeout=read_timeout(parameters),
+        id=head.message.id,
+        inputs=read_inputs(head, raw),
+        outputs=read_outputs(head.outputs, {}, outputs),
+        timeout=head.timeout,
     )
 
 
@@ -139,25 +183,19 @@ def read_parameter(parameter: InferParameter) -> Any:
     return choice and getattr(parameter, choice)
 
 
-def read_inputs(message: ModelInferRequest, raw: Sequence[memoryview]) -> Arrays:
+def read_inputs(head: RequestHead, raw: Sequence[memoryview]) -> Arrays:
     """Read arrays by name, from raw or from typed contents."""
-    if raw and len(raw) != len(message.inputs):
-        raise InputError(f"raw_input_contents has {len(raw)} tensors for {len(message.inputs)} inputs")
-    inputs: Arrays = {}
-    for index, tensor in enumerate(message.inputs):
-        name = tensor.name
-        if name in inputs:
-            raise InputError(f"input {name!r} is given twice")
-        refuse_extensions(tensor.parameters, name)
-        dtype = read_dtype(tensor.datatype, name)
-        shape = read_shape(list(tensor.shape), name)
-        if not raw:
-            inputs[name] = read_contents(tensor, dtype, shape)
-        elif tensor.HasField("contents"):
+    tensors = head.tensors
+    if not raw:
+        return {name: read_contents(message, dtype, shape) for name, dtype, shape, message in tensors}
+    if len(raw) != len(tensors):
+        raise InputError(f"raw_input_contents has {len(raw)} tensors for {len(tensors)} inputs")
+    for name, *_, message in tensors:
+        if message.HasField("contents"):
             raise InputError(f"input {name!r} has both contents and raw_input_contents: give one")
-        else:
-            inputs[name] = read_bytes(raw[index], dtype, shape, name)
-    return inputs
+    return {
+        name: read_bytes(data, dtype, shape, name) for data, (name, dtype, shape, _) in zip(raw, tensors, strict=True)
+    }
 
 
 def read_contents(tensor: ModelInferRequest.InferInputTensor, dtype: np.dtype[Any], shape: list[int]) -> Array:
@@ -170,18 +208,3 @@ def read_contents(tensor: ModelInferRequest.InferInputTensor, dtype: np.dtype[An
     for start in range(0, len(numbers), CONVERTED):
         array[start : start + CONVERTED] = numbers[start : start + CONVERTED]
     return shape_numbers(read_numbers(array, dtype, f"{field} of input {tensor.name!r}"), shape, tensor.name)
-
-
-def describe_response(request: InferRequest, outputs: Arrays, *, model: str, version: str) -> ModelInferResponse:
-    """Make the answer to a request, with raw tensors, as Triton gives it."""
-    arrays = {name: outputs[name] for name in request.outputs}
-    return ModelInferResponse(
-        model_name=model,
-        model_version=version,
-        id=request.id or "",
-        outputs=[
-            ModelInferResponse.InferOutputTensor(name=name, datatype=DATATYPES[array.dtype], shape=list(array.shape))
-            for name, array in arrays.items()
-        ],
-        raw_output_contents=[write_bytes(array) for array in arrays.values()],
-    )

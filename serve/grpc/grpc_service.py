@@ -3,18 +3,17 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import grpc
 
-from laconic.arrays import Arrays
 from laconic.errors import INTERRUPTS
 from serve.grpc import inference_pb2 as pb
 from serve.grpc.grpc_call import Call, Context, call, read
-from serve.grpc.grpc_messages import describe_response, parse_request, read_request, serialize
-from serve.model_repository.model import Model
+from serve.grpc.grpc_messages import RequestHead, parse_request, read_request, serialize
+from serve.grpc.grpc_responses import FINAL, write_final, write_response, write_streamed
 from serve.model_repository.repository import Repository
 from serve.observation.tracing import count_step, end_trace
-from serve.protocol.infer_request import InferRequest
 from serve.requests.memory_budget import MemoryBudget, Reservation
 from serve.requests.offload import OFFLOAD_FROM, offload
 from serve.requests.public_errors import to_public_error
@@ -24,8 +23,6 @@ from serve.settings.server_settings import Settings
 NAME = "inference.GRPCInferenceService"
 STREAMED = 32
 """Requests of one stream that are under way at a time. What follows waits in the connection."""
-FINAL = ("triton_enable_empty_final_response", "triton_final_response")
-"""A parameter of a request in a stream, and that of its response which says that no further one follows."""
 
 
 class InferenceService:
@@ -56,8 +53,8 @@ class InferenceService:
         reservation = Reservation(self.budget)
         try:
             reservation.add(len(body))
-            message, raw = parse_request(body)
-            return await self._infer(message, raw, context, reservation, serialize)
+            head, raw = parse_request(body)
+            return await self._infer(head, raw, context, reservation, write_response)
         finally:
             reservation.release()
 
@@ -85,17 +82,18 @@ class InferenceService:
     async def _answer(self, body: bytes, context: Context) -> bytes:
         """Answer one request of a stream, or say what went wrong with it."""
         reservation = Reservation(self.budget)
-        message = pb.ModelInferRequest()
+        given_id = ""
         try:
             count_request()
             reservation.add(len(body))
-            message, raw = parse_request(body)
-            finish = finish_final if any(FINAL[0] == name for name in message.parameters) else finish_streamed
-            return await self._infer(message, raw, context, reservation, finish)
+            head, raw = parse_request(body)
+            given_id = head.message.id
+            write = write_final if any(FINAL[0] == name for name in head.message.parameters) else write_streamed
+            return await self._infer(head, raw, context, reservation, write)
         except (*INTERRUPTS, asyncio.CancelledError):
             raise
         except BaseException as error:  # noqa: BLE001 - the stream goes on
-            response = pb.ModelInferResponse(id=message.id)
+            response = pb.ModelInferResponse(id=given_id)
             text = str(to_public_error(error))
             return serialize(pb.ModelStreamInferResponse(error_message=text, infer_response=response))
         finally:
@@ -103,28 +101,30 @@ class InferenceService:
 
     async def _infer(
         self,
-        message: pb.ModelInferRequest,
+        head: RequestHead,
         raw: list[memoryview],
         context: Context,
         reservation: Reservation,
-        finish: Callable[[pb.ModelInferResponse], bytes],
+        write: Callable[..., bytes],
     ) -> bytes:
+        message = head.message
         model = self.repository.get(message.model_name, message.model_version)
         model.users += 1
         started = time.monotonic_ns()
         try:
             if message.ByteSize() <= OFFLOAD_FROM:
-                request = read_request(message, raw, model.outputs)
+                request = read_request(head, raw, model.outputs)
             else:
-                request = await offload(read_request, message, raw, model.outputs, long=True)
+                request = await offload(read_request, head, raw, model.outputs, long=True)
             count_step("encode", model.statistics.encode, started)
             deadlines = [each for each in (request.timeout, context.time_remaining()) if each is not None]
             outputs = await model.infer(request.inputs, timeout=min(deadlines, default=None))
             ran = time.monotonic_ns()
+            finish = partial(write, request, outputs, model=model.name, version=model.version)
             if sum(outputs[name].nbytes for name in request.outputs) <= OFFLOAD_FROM:
-                response = write(request, outputs, model, finish)
+                response = finish()
             else:
-                response = await offload(write, request, outputs, model, finish, long=True)
+                response = await offload(finish, long=True)
                 reservation.add(len(response))
         except BaseException as error:
             model.statistics.count_failure(started, error)
@@ -134,21 +134,3 @@ class InferenceService:
         count_step("write", model.statistics.write, ran)
         model.statistics.count_success(started)
         return response
-
-
-def write(
-    request: InferRequest, outputs: Arrays, model: Model, finish: Callable[[pb.ModelInferResponse], bytes]
-) -> bytes:
-    """Write the response, serialized."""
-    return finish(describe_response(request, outputs, model=model.name, version=model.version))
-
-
-def finish_streamed(response: pb.ModelInferResponse) -> bytes:
-    """Serialize the response to a request in a stream."""
-    return serialize(pb.ModelStreamInferResponse(infer_response=response))
-
-
-def finish_final(response: pb.ModelInferResponse) -> bytes:
-    """Serialize the response to a request in a stream that asks which response is the last."""
-    response.parameters[FINAL[1]].bool_param = True
-    return finish_streamed(response)
