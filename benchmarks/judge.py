@@ -14,6 +14,7 @@ look needs a new test set. `--development` judges by those of `test_set.py` inst
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from inputs import model_folder, texts
@@ -38,6 +39,19 @@ DEPENDS = (
     "laconic/tasks/text_embedding.py", "constraints.txt",
 )  # fmt: skip
 """What decides the figures; when it changes, those that stand on a test set count as older."""
+
+
+class Closeness(NamedTuple):
+    """How near answers are to the original's: cosines, and Spearman's correlation of the similarities of all pairs."""
+
+    mean: float
+    fifth: float
+    worst: float
+    spearman: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.4f}, {self.fifth:.4f}, {self.worst:.4f}; {self.spearman:.4f}"
+
 
 NULL_ANSWERS: dict[str, Callable[[Array], Array]] = {
     "the mean vector": lambda vectors: np.repeat(vectors.mean(axis=0, keepdims=True), len(vectors), axis=0),
@@ -67,32 +81,34 @@ def main() -> None:
         sessions = {name: session for name, session, _ in ways(source, made, data, folder, stack)}
         figures = stack.enter_context(take_look(name, digest_texts(chosen), DEPENDS))
         found = dict(judge(sessions, made["`export`"].task(), chosen))
-        figures |= {way: row["all"] for way, row in found.items()}
+        figures |= {way: str(row["all"]) for way, row in found.items()}
     print(
         f"{', '.join(f'{len(kind)} {name}' for name, kind in chosen.items())}: mean, 5th percentile, worst; Spearman\n"
     )
     results.table("judged", *judgement_rows(found))
+    head = ["", "mean", "5th percentile", "worst text", "Spearman"]
+    results.table("all texts", head, [[way, *(f"{figure:.4f}" for figure in row["all"])] for way, row in found.items()])
 
 
-def judgement_rows(found: Mapping[str, dict[str, str]]) -> tuple[list[str], list[list[str]]]:
+def judgement_rows(found: Mapping[str, dict[str, Closeness]]) -> tuple[list[str], list[list[str]]]:
     """A row for each way, with a column for all texts and one for each kind."""
     names = list(next(iter(found.values())))
-    return ["", *names], [[way, *(row[name] for name in names)] for way, row in found.items()]
+    return ["", *names], [[way, *(str(row[name]) for name in names)] for way, row in found.items()]
 
 
 def judge(
     sessions: Mapping[str, Session], task: Task, chosen: Mapping[str, list[str]]
-) -> Iterator[tuple[str, dict[str, str]]]:
+) -> Iterator[tuple[str, dict[str, Closeness]]]:
     """For each way how near its answers are to the first one's, of all texts and by kind; the first is left out."""
     data = make_dataset([text for kind in chosen.values() for text in kind], task)
     kinds = np.repeat(np.arange(len(chosen)), [len(kind) for kind in chosen.values()])
     (_, original), *others = sessions.items()
     reference = predict(original, task, data)
 
-    def compare(given: Arrays) -> dict[str, str]:
+    def compare(given: Arrays) -> dict[str, Closeness]:
         cosine = task.fidelity(reference, given)
         parts = {"all": np.ones(len(kinds), bool)} | {kind: kinds == number for number, kind in enumerate(chosen)}
-        return {name: describe(cosine[part], alike(task, reference, given, part)) for name, part in parts.items()}
+        return {name: measure(cosine[part], alike(task, reference, given, part)) for name, part in parts.items()}
 
     with Steps().step("ask all ways", len(others)) as step:
         for name, session in others:
@@ -102,9 +118,9 @@ def judge(
         yield f"null answer: {name}", compare({key: null(array) for key, array in reference.items()})
 
 
-def describe(cosine: Array, spearman: float) -> str:
-    """Mean, 5th percentile and worst; Spearman."""
-    return f"{cosine.mean():.4f}, {np.quantile(cosine, 0.05):.4f}, {cosine.min():.4f}; {spearman:.4f}"
+def measure(cosine: Array, spearman: float) -> Closeness:
+    """Measure the closeness by the cosines of each text, [texts]."""
+    return Closeness(cosine.mean(), np.quantile(cosine, 0.05), cosine.min(), spearman)
 
 
 if __name__ == "__main__":
