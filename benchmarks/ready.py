@@ -42,7 +42,7 @@ def main() -> None:
     """Compress, and print the figures that `laconic compress` prints."""
     parser = make_parser(__doc__)
     parser.add_argument("recipe", choices=sorted(MODELS))
-    parser.add_argument("--folder", type=Path, default=Path("ready-benchmark"))
+    parser.add_argument("--folder", type=Path, default=Path(".cache/ready"))
     parser.add_argument("--test-set", action="store_true", help="judge by the labelled test set: a look")
     given = parser.parse_args()
     results = Results(publish=given.publish)
