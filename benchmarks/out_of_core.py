@@ -63,7 +63,8 @@ def main() -> None:
     report = json.loads((arguments.folder / "whole" / "report.json").read_text(encoding="utf-8"))
     print(json.dumps(report["drift"]["figures"]), json.dumps(report["stages"][-1]["figures"]))
     if arguments.kills:
-        moments = sorted(random.Random(0).uniform(0.1, 0.95) * seconds for _ in range(arguments.kills))
+        generator = random.Random(0)
+        moments = sorted(generator.uniform(0.1, 0.95) * seconds for _ in range(arguments.kills))
         for before, moment in zip([0.0, *moments], moments, strict=False):
             run(arguments.folder, "killed", moment - before)
         run(arguments.folder, "killed", None)
