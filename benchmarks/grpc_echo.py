@@ -8,7 +8,6 @@ turn, in rounds; only the processor time of the server's processes counts.
 """
 
 import asyncio
-import statistics
 import sys
 import tempfile
 import time
@@ -19,7 +18,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 from results import Results, make_parser
-from serving import SIZE, Target, start, start_laconic, wait_until_ready
+from serving import SIZE, Target, make_rows, start, start_laconic, wait_until_ready
 
 from laconic.errors import LaconicError
 from serve.grpc.grpc_messages import serialize
@@ -92,7 +91,7 @@ def main() -> None:
                     rates[target.name].append(asyncio.run(target.measure(clients, arguments.seconds)))
             print(f"\n{clients} callers, {arguments.rounds} rounds:\n")
             head = ["server", "calls per CPU-second", "of bare grpc.aio (range)", "of Laconic over HTTP (range)"]
-            results.table(f"{clients} callers", head, make_rows(rates))
+            results.table(f"{clients} callers", head, make_rows(rates, (BARE, OVER_HTTP)))
 
 
 def start_targets(folder: Path, stack: ExitStack) -> list[Target]:
@@ -112,20 +111,6 @@ def start_targets(folder: Path, stack: ExitStack) -> list[Target]:
         GrpcTarget(OVER_GRPC, laconic.process, GRPC_PORT, body),
         laconic,
     ]
-
-
-def make_rows(rates: dict[str, list[float]]) -> list[list[str]]:
-    """Make a row per server: the median, and the median ratios of the rounds with their ranges."""
-    return [
-        [name, f"{statistics.median(own):.0f}", *(describe_ratio(own, rates[base]) for base in (BARE, OVER_HTTP))]
-        for name, own in rates.items()
-    ]
-
-
-def describe_ratio(rates: list[float], base: list[float]) -> str:
-    """Describe the ratio of rates of the same rounds: median and range."""
-    ratios = [rate / other for rate, other in zip(rates, base, strict=True)]
-    return f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
 
 
 if __name__ == "__main__":

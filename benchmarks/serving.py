@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -98,14 +99,18 @@ def main() -> None:
             )
 
 
-def make_rows(found: dict[str, list[float]]) -> list[list[str]]:
-    """A row per server: the median, and the median ratio of the rounds with its range."""
-    rows = []
-    for name, rates in sorted(found.items(), key=lambda item: -statistics.median(item[1])):
-        ratios = [rate / bare for rate, bare in zip(rates, found[BARE], strict=True)]
-        spread = f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
-        rows.append([name, f"{statistics.median(rates):.0f}", spread])
-    return rows
+def make_rows(found: dict[str, list[float]], bases: Sequence[str] = (BARE,)) -> list[list[str]]:
+    """Make a row per server, the fastest first: the median, and the ratios to each of the bases."""
+    return [
+        [name, f"{statistics.median(rates):.0f}", *(describe_ratio(rates, found[base]) for base in bases)]
+        for name, rates in sorted(found.items(), key=lambda item: -statistics.median(item[1]))
+    ]
+
+
+def describe_ratio(rates: Sequence[float], base: Sequence[float]) -> str:
+    """Describe the ratio of rates of the same rounds: median and range."""
+    ratios = [rate / other for rate, other in zip(rates, base, strict=True)]
+    return f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
 
 
 def start_laconic(folder: Path, stack: ExitStack, *options: str) -> Target:

@@ -17,6 +17,8 @@ RAW_OUTPUT = 6
 """The field of a ModelInferResponse with the bytes of a tensor."""
 INFER_RESPONSE = 2
 """The field of a ModelStreamInferResponse with the answer."""
+LAST = ModelInferResponse(parameters={FINAL[1]: InferParameter(bool_param=True)}).SerializeToString()
+"""The parameters of the last answer."""
 OutputLayout = tuple[str, np.dtype[Any], tuple[int, ...]]
 """Name, dtype and shape of an output."""
 
@@ -46,8 +48,7 @@ def write_streamed(
 
 def write_final(request: InferRequest, outputs: Arrays, *, model: str, version: str) -> bytes:
     """Write the answer to a request in a stream that asks which response is the last."""
-    final = ModelInferResponse(parameters={FINAL[1]: InferParameter(bool_param=True)})
-    return write_streamed(request, outputs, model=model, version=version, parameters=final.SerializeToString())
+    return write_streamed(request, outputs, model=model, version=version, parameters=LAST)
 
 
 @lru_cache(KNOWN)
