@@ -6,7 +6,6 @@ Models of ONNX Runtime that multiply a row of 384 numbers by more and more matri
 Both servers run all the time, and rounds of them take turns. Processor time is that of the server and its workers.
 """
 
-import argparse
 import asyncio
 import statistics
 import tempfile
@@ -16,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+from results import Results, make_parser
 from safetensors.numpy import save_file
 from server import Load, Served, requests_of
 
@@ -32,13 +32,15 @@ WIDTH = 384
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--layers", type=int, nargs="*", default=[0, 8, 32, 128])
     parser.add_argument("--clients", type=int, nargs="*", default=[1, 16])
     parser.add_argument("--seconds", type=float, default=2.0, help="of each round")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    print("layers  one row  clients  inline req/CPU-s  worker req/CPU-s  worker/inline (range)")
+    results = Results(publish=arguments.publish)
+    head = ["one row takes the engine", "clients", "requests per CPU-second, inline", "in a worker", "ratio (range)"]
+    results.begin("processes", head)
     with tempfile.TemporaryDirectory() as folder:
         for layers in arguments.layers:
             path = write_model(Path(folder) / f"layers{layers}.laconic", layers)
@@ -53,12 +55,9 @@ def main() -> None:
                             done = asyncio.run(Load(server.port, requests, clients).run(arguments.seconds))
                             own.append(len(done) / (server.cpu_seconds() - cpu))
                     ratios = [theirs / ours for ours, theirs in zip(*rates, strict=True)]
-                    print(
-                        f"{layers:6}  {1e6 * lone:4.0f} us  {clients:7}  {statistics.median(rates[0]):16.0f}  "
-                        f"{statistics.median(rates[1]):16.0f}  {statistics.median(ratios):.2f} "
-                        f"({min(ratios):.2f} to {max(ratios):.2f})",
-                        flush=True,
-                    )
+                    row = [f"{1e6 * lone:.0f} us", f"{clients}", *(f"{statistics.median(own):.0f}" for own in rates)]
+                    spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+                    results.add("processes", [*row, spread])
 
 
 def settings_of(workers: int) -> Settings:

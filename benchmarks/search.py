@@ -4,17 +4,16 @@ python benchmarks/search.py digits --budget 4m
 python benchmarks/search.py text --budget 30m
 """
 
-import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from classifier import classifier
 from digit_images import GIVEN, SEEN, read_digits, trained
+from results import Results, make_parser
 from safetensors.torch import save_file
 
-from compress.search.search import search
+from compress.search.search import SearchResult, search
 from laconic.cache import Cache
 from laconic.recipes.recipe import Recipe
 from laconic.timing.measurements import ORIGINAL
@@ -46,43 +45,57 @@ TARGETS = {"digits": 3.0, "text": 5.0}
 
 def main() -> None:
     """Search, and say what came of it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("model", choices=sorted(MODELS))
     parser.add_argument("--budget", default="15m")
     parser.add_argument("--drop", default="1%")
     parser.add_argument("--executor", default="local")
     parser.add_argument("--folder", type=Path, default=Path("search-benchmark"))
     given = parser.parse_args()
+    results = Results(publish=given.publish)
     given.folder.mkdir(parents=True, exist_ok=True)
     recipe = Recipe.parse({**MODELS[given.model](given.folder), "goal": {"max_drop": given.drop}})
-    cache = Cache(given.folder / "cache")
     made = search(
         recipe,
         given.folder / f"{given.model}.laconic",
         budget=parse_budget(given.budget),
         executor=given.executor,
-        cache=cache,
+        cache=Cache(given.folder / "cache"),
     )
+    show_chosen(made, f"{given.model}: chosen", results)
+    show_trials(made, f"{given.model}: candidates", results)
+
+
+def show_chosen(made: SearchResult, title: str, results: Results) -> None:
+    """The table of what the search wrote, beside the original."""
     verdict = made.artifact.manifest.verdict
     assert verdict is not None
     (drift,) = verdict.drift
-    speedups = {time.batch: time.speedup for time in made.artifact.measured.timings if time.engine != ORIGINAL}
-    summary = {
-        "missed": made.missed,
-        "seconds": [round(made.spent, 1), round(made.overrun, 1)],
-        "samples": drift.samples,
-        "metric": [drift.figures["metric_original"], drift.figures["metric"]],
-        "change": [drift.figures["metric_change"], *drift.intervals["metric_change"]],
-        "speedup": {batch: round(value, 2) for batch, value in speedups.items()},
-        "asked": TARGETS[given.model],
-        "MB": [made.artifact.measured.original_size / 1e6, made.artifact.size / 1e6],
-        "history": [record.stage for record in made.artifact.manifest.history],
-    }
-    print(json.dumps(summary, indent=1))
+    change = (drift.figures["metric_change"], *drift.intervals["metric_change"])
+    timings = [time for time in made.artifact.measured.timings if time.engine != ORIGINAL]
+    results.table(title, ("", "original", "chosen"), [
+        ("MB", f"{made.artifact.measured.original_size / 1e6:.2f}", f"{made.artifact.size / 1e6:.2f}"),
+        *((f"speed, batch {time.batch}", "1", f"{time.speedup:.2f} x") for time in timings),
+        (
+            f"accuracy, {drift.samples} unseen samples", f"{drift.figures['metric_original']:.4f}",
+            f"{drift.figures['metric']:.4f} ({change[0]:+.4f}, 95 %: {change[1]:+.4f} to {change[2]:+.4f})",
+        ),
+        ("seconds, beyond the budget", "", f"{made.spent:.0f}, {made.overrun:.0f}"),
+        ("stages", "", ", ".join(record.stage for record in made.artifact.manifest.history)),
+        ("missed", "", ", ".join(made.missed) or "nothing"),
+    ])  # fmt: skip
+
+
+def show_trials(made: SearchResult, title: str, results: Results) -> None:
+    """The table of all candidates: in bold what was built, with a star what is on the Pareto front."""
+    head = ("candidate", "healing, steps", "drop, points", "speed-up", "MB", "result")
+    rows = []
     for trial in made.artifact.measured.search:
-        mark = "front" if trial.front else "built" if trial.measured else ""
+        name = f"**{trial.name}**" if trial.measured else trial.name
         drop = "" if trial.drop is None else f"{100 * trial.drop:+.2f}"
-        print(f"{trial.name:48} {drop:>6} {trial.speedup:6.2f} x {trial.size / 1e6:6.2f} MB {mark:6} {trial.reason}")
+        found = (f"{trial.speedup:.2f} x", f"{trial.size / 1e6:.2f}", trial.reason)
+        rows.append((f"{name} *" if trial.front else name, str(trial.heal or "-"), drop, *found))
+    results.table(title, head, rows)
 
 
 if __name__ == "__main__":
