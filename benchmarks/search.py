@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--budget", default="15m")
     parser.add_argument("--drop", default="1%")
     parser.add_argument("--executor", default="local")
-    parser.add_argument("--folder", type=Path, default=Path("search-benchmark"))
+    parser.add_argument("--folder", type=Path, default=Path(".cache/search"))
     given = parser.parse_args()
     results = Results(publish=given.publish)
     given.folder.mkdir(parents=True, exist_ok=True)

@@ -28,7 +28,7 @@ from transformers import (
 
 from laconic.errors import InputError, Overloaded, RuntimeFailure
 from laconic.registry import resolve
-from laconic.runtimes.generator import GenerationRequest, Generator, Sampling, TokenEvent
+from laconic.runtimes.generator import BESIDE, GenerationRequest, Generator, Sampling, TokenEvent
 
 pytest.importorskip("openvino_genai")
 from laconic.runtimes.openvino_decoder import COPIES, OpenVinoDecoder
@@ -234,6 +234,17 @@ def test_a_short_prompt_waits_for_no_long_one_which_still_goes_on(tiny: Generato
     for step in range(1, 15):
         steps |= {event.request_id: step for event in tiny.step() if event.request_id > 1}
     assert max(steps[number] for number in (3, 4, 5, 6)) < steps[2] < 11
+    finish(tiny)
+
+
+def test_prompts_that_come_at_once_are_read_together_beside_texts(tiny: Generator) -> None:
+    count = BESIDE // tiny.piece + 1
+    for number, prompt in enumerate(draw_prompts(VOCABULARY, (5, 8, *[tiny.piece] * count))):
+        tiny.add(GenerationRequest(number, prompt, Sampling(40 if number < 2 else 1)))
+        while number == 1 and not [event for event in tiny.step() if event.request_id == 1]:
+            pass
+    ended = [{event.request_id for event in tiny.step() if event.request_id > 1} for _ in range(2)]
+    assert ended == [set(range(2, count + 1)), {count + 1}], "the last one had no room in the first step"
     finish(tiny)
 
 

@@ -87,7 +87,7 @@ def test_rows_that_come_and_go_write_what_transformers_writes(family: tuple[Any,
 
 def test_a_window_is_seen_by_prompts_in_pieces(family: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     model, path = family
-    monkeypatch.setattr("laconic.runtimes.openvino_decoder.PIECE", 13)
+    monkeypatch.setattr("laconic.runtimes.generator.PIECE", 13)
     prompt = 3 * draw_prompts(VOCABULARY, (20,))[0]
     with OpenVinoDecoder(path, context=SPACE, cache_bytes=CACHE) as generator:
         generator.add(GenerationRequest(1, prompt, Sampling(20)))

@@ -12,7 +12,6 @@ from laconic.errors import InputError, RuntimeFailure
 from laconic.runtimes.decoder_file import gguf_of
 from laconic.runtimes.decoder_rows import DecoderRow, PromptReading
 from laconic.runtimes.generator import (
-    PIECE,
     BlockLedger,
     GenerationRequest,
     Generator,
@@ -178,11 +177,11 @@ class LlamaCppGenerator(Generator):
     def _cut_prompts(self, most_logits: int) -> list[tuple[PromptReading, Reading]]:
         """Cut the pieces of prompts that are read next. most_logits: that they may ask for together."""
         pieces: list[tuple[PromptReading, Reading]] = []
-        rest = self.piece if self._rows else PIECE
+        rest, longest = self.limit_reading(writes=bool(self._rows))
         self._steps += 1
         for prompt in order_prompts(self._prompts, self._steps):
             is_scored = prompt.request.sampling.prompt_logprobs
-            most = min(rest, most_logits) if is_scored else rest
+            most = min(rest, longest, most_logits if is_scored else rest)
             if most < 1 or most_logits < 1:
                 break
             tokens = prompt.tokens[prompt.read : prompt.read + most]

@@ -17,7 +17,6 @@ from laconic.runtimes.decoder_requests import NO_SOURCE
 from laconic.runtimes.decoder_rows import DecoderRow, JoiningRow, PromptReading, make_rows
 from laconic.runtimes.draft_file import DraftFile
 from laconic.runtimes.generator import (
-    PIECE,
     BlockLedger,
     FinishReason,
     GenerationRequest,
@@ -252,7 +251,7 @@ class OpenVinoDecoder(Generator):
     def _read(self, decoder: OpenDecoder) -> Sequence[TokenEvent]:
         """Read pieces of prompts; choose the first tokens of those that are read to their end, which then join."""
         events: list[TokenEvent] = []
-        rest = self.piece if self._rows else PIECE
+        rest, most = self.limit_reading(writes=bool(self._rows))
         self._steps += 1
         for prompt in order_prompts(self._prompts, self._steps):
             has_room = prompt.read or self._measure_batch(prompt) <= self._capacity.total * BLOCK_TOKENS
@@ -260,7 +259,7 @@ class OpenVinoDecoder(Generator):
                 break
             if not prompt.read and not self._begin_reading(prompt):
                 continue
-            piece = prompt.tokens[prompt.read : prompt.read + max(1, rest)]
+            piece = prompt.tokens[prompt.read : prompt.read + min(rest, most)]
             rest -= max(len(piece), LEAST_COST)
             ids, read = np.array([piece], np.int64), np.array([prompt.read], np.int64)
             past = prompt.past or decoder.prompts.make_past(1, 0)

@@ -14,7 +14,6 @@ from laconic.arrays import Array
 from laconic.errors import InputError, RuntimeFailure
 from laconic.runtimes.decoder_file import find_value_group
 from laconic.runtimes.generator import (
-    PIECE,
     BlockLedger,
     FinishReason,
     GenerationRequest,
@@ -175,14 +174,12 @@ class OpenVinoGenAi(Generator):
 
     def _begin(self) -> None:
         """Give the engine as many tokens of prompts that it must compute as a step may read."""
-        rest = PIECE
-        if any(choice.tokens for choice in self._choices.values()):
-            rest = self.piece
+        rest, most = self.limit_reading(writes=any(choice.tokens for choice in self._choices.values()))
         waiting = (each for each in self._choices.values() if each.handle is None and not each.is_cancelled)
         self._steps += 1
         for choice in order_prompts(waiting, self._steps):
             if rest > 0 and self._may_begin(choice) and not self._would_share(choice):
-                rest -= self._give(choice, rest)
+                rest -= self._give(choice, min(rest, most))
 
     def _would_share(self, choice: EngineChoice) -> bool:
         """Return whether the engine would have the prompt of a choice and a text under way write into one block."""
