@@ -39,8 +39,6 @@ def digits(folder: Path, salt: int = 0) -> dict[str, Any]:
 
 
 MODELS = {"digits": digits, "text": classifier}
-TARGETS = {"digits": 3.0, "text": 5.0}
-"""Times as fast as the original in FP32, eager, that are asked for."""
 
 
 def main() -> None:

@@ -93,7 +93,7 @@ def test_an_artifact_with_a_draft_is_opened_signed_packaged_and_served(
     with running(chat, threads=1, kv_cache=8 << 20) as server, server.client() as client:
         plain = client.post("/v1/completions", json=request, timeout=60).json()
     with running(output, threads=1, kv_cache=8 << 20) as server, server.client() as client:
-        for _ in range(20):  # paged attention writes until the draft is open
+        for _ in range(400):  # paged attention writes until the draft is open
             drafted = client.post("/v1/completions", json=request, timeout=60).json()
             proposed, accepted = read_drafts(client.get("/metrics").text)
             assert drafted["choices"] == plain["choices"]

@@ -28,7 +28,7 @@ from transformers import (
 
 from laconic.errors import InputError, Overloaded, RuntimeFailure
 from laconic.registry import resolve
-from laconic.runtimes.generator import BESIDE, GenerationRequest, Generator, Sampling, TokenEvent
+from laconic.runtimes.generator import GenerationRequest, Generator, Sampling, TokenEvent
 
 pytest.importorskip("openvino_genai")
 from laconic.runtimes.openvino_decoder import COPIES, OpenVinoDecoder
@@ -238,7 +238,7 @@ def test_a_short_prompt_waits_for_no_long_one_which_still_goes_on(tiny: Generato
 
 
 def test_prompts_that_come_at_once_are_read_together_beside_texts(tiny: Generator) -> None:
-    count = BESIDE // tiny.piece + 1
+    count = tiny.beside // tiny.piece + 1
     for number, prompt in enumerate(draw_prompts(VOCABULARY, (5, 8, *[tiny.piece] * count))):
         tiny.add(GenerationRequest(number, prompt, Sampling(40 if number < 2 else 1)))
         while number == 1 and not [event for event in tiny.step() if event.request_id == 1]:

@@ -15,9 +15,6 @@ FinishReason = Literal["stop", "length", "cancelled", "failed"]
 engine that it needs cannot be opened."""
 PIECE = 256
 """Tokens of prompts that a step reads while no text is written."""
-BESIDE = 128
-"""Tokens of prompts that a step reads beside texts, a small piece of each. By one piece a step, 16 prompts of 64 tokens
-that came at once were read one after the other, and most waited while the first were answered."""
 
 
 @dataclass(frozen=True)
@@ -217,13 +214,16 @@ class Generator(ABC):
 
     ledger: the capacity in blocks, and what holds them. source_tokens: that every source takes in the cache where all
     have one length; 0 where each has its own, or there are none. piece: tokens of a prompt that a step reads beside
-    texts that are written, whose next tokens come after it (`benchmarks/long_prompts.py`). gives_scores: whether
+    texts that are written, whose next tokens come after it (`benchmarks/long_prompts.py`). beside: tokens of all
+    prompts that it reads there, a piece of each: by one piece a step, 16 prompts of 64 tokens that came at once were
+    answered at 103 tokens/s by paged attention, and so at 152 (`benchmarks/generation.py`). gives_scores: whether
     `top_logprobs` can be asked for. note: what should be known about how the model was opened.
     """
 
     ledger: BlockLedger
     source_tokens: int = 0
     piece: int = 32
+    beside: int = 128
     gives_scores: bool = True
     note: str = ""
 
@@ -243,7 +243,7 @@ class Generator(ABC):
 
     def limit_reading(self, *, writes: bool) -> tuple[int, int]:
         """Return how many tokens of prompts a step may read, and how many of one. writes: whether texts are written."""
-        return (BESIDE, self.piece) if writes else (PIECE, PIECE)
+        return (self.beside, self.piece) if writes else (PIECE, PIECE)
 
     def load_adapter(self, number: int, folder: Path) -> None:
         """Load a LoRA adapter, which requests name by its number: above 0, and never given before. Raises SourceError
