@@ -125,6 +125,10 @@ class PromptReading:
         self.source = self.encoding.result()
         return True
 
+    def copy_past(self) -> None:
+        """Take the past out of the memory of the engine, which the reading of other prompts writes to."""
+        self.past = [array.copy() for array in self.past]
+
     def drop_done(self) -> bool:
         """Drop the choices that are done, and return whether any is left. Without one, a source that waits to be
         encoded never is."""

@@ -51,10 +51,7 @@ class OpenVinoDecoder(Generator):
     """A decoder whose rows are batched here, the ends of their texts side by side.
 
     A request begins, first come first served, when all rows padded to the longest that any may become fit in the cache.
-    Beside texts a step reads one piece: with several, prompts with images of Qwen2-VL were answered wrongly.
     """
-
-    beside = Generator.piece
 
     def __init__(
         self,
@@ -101,6 +98,7 @@ class OpenVinoDecoder(Generator):
         self._file: PrefixFile | None = None
         self._grammars = None if tokenizer is None else GrammarTokens(tokenizer, self.vocabulary)
         self._prompts: list[PromptReading] = []
+        self._reading: PromptReading | None = None
         self._steps = 0
         self._rows: list[DecoderRow] = []
         self._past: list[Array] = []
@@ -265,6 +263,9 @@ class OpenVinoDecoder(Generator):
             piece = prompt.tokens[prompt.read : prompt.read + min(rest, most)]
             rest -= max(len(piece), LEAST_COST)
             ids, read = np.array([piece], np.int64), np.array([prompt.read], np.int64)
+            if self._reading is not None and self._reading is not prompt:
+                self._reading.copy_past()  # which reading others would overwrite
+            self._reading = prompt
             past = prompt.past or decoder.prompts.make_past(1, 0)
             kept = len(piece) if prompt.request.sampling.prompt_logprobs else 1
             logits, prompt.past = decoder.prompts.run(ids, read, past, prompt.source, kept, [prompt.rows[0].adapter])
@@ -289,17 +290,17 @@ class OpenVinoDecoder(Generator):
         return True
 
     def _join(self, prompt: PromptReading, logits: Array) -> Sequence[TokenEvent]:
-        """Have the rows of a prompt that was read join the batch, each with its first token. logits: behind the
-        prompt, [vocabulary]."""
+        """Have the rows of a prompt join the batch, each with its first token. logits: behind it, [vocabulary]."""
         events = [self._choose(row, logits[None]) for row in prompt.rows]
         if not prompt.source:
             self._prefixes.keep(prompt.tokens, prompt.past, 0, self._count_spare(prompt), prompt.rows[0].adapter_digest)
             events[0] = replace(events[0], cached_tokens=prompt.cached)
-        past = [array.copy() for array in prompt.past]
+        prompt.copy_past()
+        self._reading = None
         for row in prompt.rows:
             row.length, row.source = prompt.read, prompt.source
             if not row.is_done:
-                self._joining.append(JoiningRow(row, past, 0))
+                self._joining.append(JoiningRow(row, prompt.past, 0))
         return [replace(event, prompt_scores=tuple(prompt.scores)) for event in events]
 
     def _count_spare(self, prompt: PromptReading | None = None) -> int:
