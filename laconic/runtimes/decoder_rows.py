@@ -96,9 +96,10 @@ def make_rows(
 @dataclass
 class PromptReading:
     """A prompt that is read, or waits to be: once, whatever the number of choices. encoding: what makes the source;
-    None before it has begun. source: as the encoder made it. past: of the tokens read so far. texts: the numbers of its
-    choices in an engine whose cache has numbers for texts, the first that of the prompt. scores: of its tokens behind
-    the first, as events have them. cached: the number of tokens that the prefix cache had."""
+    None before it has begun. source: as the encoder made it. past: of the tokens read so far; is_past_lent: whether it
+    is in memory of the engine. texts: the numbers of its choices in an engine whose cache has numbers for texts, the
+    first that of the prompt. scores: of its tokens behind the first, as events have them. cached: the number of tokens
+    that the prefix cache had."""
 
     request: GenerationRequest
     tokens: tuple[int, ...]
@@ -106,6 +107,7 @@ class PromptReading:
     encoding: Future[Arrays] | None = None
     source: Mapping[str, Array] = field(default_factory=dict)
     past: list[Array] = field(default_factory=list)
+    is_past_lent: bool = False
     texts: list[int] = field(default_factory=list)
     scores: list[tuple[float, tuple[tuple[int, float], ...]]] = field(default_factory=list)
     read: int = 0
@@ -125,9 +127,10 @@ class PromptReading:
         self.source = self.encoding.result()
         return True
 
-    def copy_past(self) -> None:
-        """Take the past out of the memory of the engine, which the reading of other prompts writes to."""
-        self.past = [array.copy() for array in self.past]
+    def keep_past(self) -> None:
+        """Copy the past out of the memory of the engine, which the reading of other prompts writes to."""
+        if self.is_past_lent:
+            self.past, self.is_past_lent = [array.copy() for array in self.past], False
 
     def drop_done(self) -> bool:
         """Drop the choices that are done, and return whether any is left. Without one, a source that waits to be

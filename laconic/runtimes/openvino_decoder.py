@@ -98,7 +98,6 @@ class OpenVinoDecoder(Generator):
         self._file: PrefixFile | None = None
         self._grammars = None if tokenizer is None else GrammarTokens(tokenizer, self.vocabulary)
         self._prompts: list[PromptReading] = []
-        self._reading: PromptReading | None = None
         self._steps = 0
         self._rows: list[DecoderRow] = []
         self._past: list[Array] = []
@@ -263,13 +262,13 @@ class OpenVinoDecoder(Generator):
             piece = prompt.tokens[prompt.read : prompt.read + min(rest, most)]
             rest -= max(len(piece), LEAST_COST)
             ids, read = np.array([piece], np.int64), np.array([prompt.read], np.int64)
-            if self._reading is not None and self._reading is not prompt:
-                self._reading.copy_past()  # which reading others would overwrite
-            self._reading = prompt
+            for other in self._prompts:
+                if other is not prompt:
+                    other.keep_past()
             past = prompt.past or decoder.prompts.make_past(1, 0)
             kept = len(piece) if prompt.request.sampling.prompt_logprobs else 1
             logits, prompt.past = decoder.prompts.run(ids, read, past, prompt.source, kept, [prompt.rows[0].adapter])
-            prompt.read += len(piece)
+            prompt.read, prompt.is_past_lent = prompt.read + len(piece), True
             if prompt.request.sampling.prompt_logprobs:
                 prompt.score(logits[0])
             if prompt.read == len(prompt.tokens):
@@ -295,8 +294,7 @@ class OpenVinoDecoder(Generator):
         if not prompt.source:
             self._prefixes.keep(prompt.tokens, prompt.past, 0, self._count_spare(prompt), prompt.rows[0].adapter_digest)
             events[0] = replace(events[0], cached_tokens=prompt.cached)
-        prompt.copy_past()
-        self._reading = None
+        prompt.keep_past()
         for row in prompt.rows:
             row.length, row.source = prompt.read, prompt.source
             if not row.is_done:
